@@ -2,21 +2,16 @@
 # SPDX-FileCopyrightText: 2026 The chat_stream authors
 """Stream chat completions from any OpenAI-compatible server: one file, standard library only.
 
-    from chat_stream import chat_stream, typewriter
-
-    payload = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello!"}]}
     result = chat_stream(payload, "https://api.openai.com/v1", key, typewriter())
     payload["messages"].append(result["message"])
 
-It promises: the whole answer, or an error that says what went wrong and holds what had arrived.
-A stream that ends before its [DONE] is an error. Bytes become the same events however they are
-cut. No redirect is followed, and the key stands in no message. Memory is bounded.
-
-It does not reconnect (nothing on this wire can be resumed), pool connections, run under asyncio,
-repair JSON, or validate a tool call's arguments.
-
-To vendor it, copy this file and nothing else; it works under any name and states __version__.
-To upgrade it, copy the newer file over it; change nothing in it, so that you can.
+Promises: the whole answer, or an error that says what went wrong and holds what had arrived; a
+stream that ends before its [DONE] is an error; however the bytes are cut, the events are the same;
+no redirect is followed, and the key stands in no message; memory is bounded.
+Not done: reconnecting (nothing on this wire can be resumed), connection pools, asyncio, repairing
+JSON, checking tool arguments against a schema.
+To vendor it, copy this file under any name and leave it as it is: __version__ says which one it
+is. To upgrade, copy the newer file over it.
 """
 
 from __future__ import annotations
@@ -26,94 +21,77 @@ import email.utils
 import html
 import http.client
 import io
-import ipaddress
 import itertools
 import json
 import logging
+import os
 import random
 import re
 import socket
 import ssl
 import sys
+import threading
 import time
 import urllib.request
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TextIO
 from urllib.parse import quote, urljoin, urlsplit
 
 __all__ = (
-    "ChatStreamError",
-    "ConnectError",
-    "Delta",
-    "Event",
-    "HTTPStatusError",
-    "ProtocolError",
-    "ServerError",
-    "StreamInterrupted",
-    "StreamTimeout",
-    "chat_deltas",
-    "chat_stream",
-    "sse_events",
-    "typewriter",
-)
+    "ChatStreamError", "ConnectError", "Delta", "Event", "HTTPStatusError", "ProtocolError",
+    "ServerError", "StreamInterrupted", "StreamTimeout", "chat_deltas", "chat_stream",
+    "sse_events", "typewriter",
+)  # fmt: skip
 __version__ = "1.0.0"
 
-#: Bytes of one event, or of one JSON answer: room for a base64 image, an end to an endless line.
-MAX_EVENT_BYTES = 64 * 1024 * 1024
-#: Bytes kept of an error's body or of an unparsed tail: an error page is for people to read.
-MAX_BODY_BYTES = 64 * 1024
-#: Characters of an error's message: one line of a log.
-MAX_MESSAGE_CHARS = 2000
-#: Seconds that a Retry-After may make a retry wait: longer is the caller's decision.
-MAX_RETRY_WAIT = 60.0
-#: Seconds that one wait may be set to, infinity included: sockets refuse more than 24 days.
-MAX_SECONDS = 86400.0
-#: Bytes asked of one read1, and taken of one inflated piece: what a fast network fills.
-READ_BYTES = 64 * 1024
+MAX_EVENT_BYTES = 64 << 20  # of an event or a JSON answer: an image fits, an endless line ends
+MAX_BODY_BYTES = 64 << 10  # kept of an error's body, or of an unparsed tail: for people to read
+MAX_MESSAGE_CHARS = 2000  # of an error: a line in a log
+MAX_RETRY_WAIT = 60.0  # seconds; a server that asks for more is left to the caller
+MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: a socket takes no more than 24 days
+READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast network holds ready
 
 _log = logging.getLogger("chat_stream")
 
 
 class Delta(NamedTuple):
-    """One piece of the answer, as it arrived."""
+    """One piece of the answer."""
 
-    kind: str  #: "content", "reasoning", "refusal", "tool_name" or "tool_arguments"
-    text: str  #: never empty
-    choice: int = 0  #: choices[].index
-    call: int = 0  #: the tool call's key in result["tool_calls"]; 0 for the other kinds
+    kind: str  # "content", "reasoning", "refusal", "tool_name" or "tool_arguments"
+    text: str  # never empty
+    choice: int = 0  # choices[].index
+    call: int = 0  # the tool call's key in result["tool_calls"]; 0 for the other kinds
 
 
 class Event(NamedTuple):
     """One dispatched server-sent event."""
 
-    event: str  #: "message" unless named
+    event: str  # "message" unless named
     data: str
-    id: str  #: the last event id in force, "" if there was none
-    retry: int | None  #: milliseconds, if this event carried it
+    id: str  # the last event id in force, "" if none
+    retry: int | None  # milliseconds, if this event carried it
 
 
 class ChatStreamError(Exception):
-    """Base of all that chat_stream and chat_deltas raise once the arguments are found good.
+    """The base of all that a call raises once its arguments were found good.
 
     ChatStreamError
     ├─ ConnectError       no response: refused, DNS, TLS, proxy, closed before headers, not HTTP
     ├─ HTTPStatusError    a status other than 2xx, redirects too
     ├─ ServerError        the server reported a failure inside a 200
-    ├─ ProtocolError      what came is no answer: bad UTF-8, bad JSON, too large, a web page
+    ├─ ProtocolError      neither events nor JSON, bad UTF-8, bad JSON, an event too large
     ├─ StreamInterrupted  the stream ended before its [DONE]
-    └─ StreamTimeout      the server fell silent
+    └─ StreamTimeout      the server was silent for too long
 
-    Any other exception that escapes is a bug. The original is the __cause__. Messages are one line
-    for people, not API: test the class and the attributes. Errors pickle and copy.
+    Any other exception is a bug, or the caller's own. The original is the __cause__. A message is
+    one line for people: tell errors apart by class and attributes. Errors pickle and copy.
     """
 
-    #: A result, as chat_stream returns it, of what had arrived; None outside of a call.
-    partial: dict[str, Any] | None = None
-    #: The URL that was asked.
-    url: str = ""
-    #: The server's x-request-id (or request-id), for its support.
-    request_id: str | None = None
+    partial: dict[str, Any] | None = None  # a result, of what had arrived
+    url: str = ""  # what was asked
+    request_id: str | None = None  # x-request-id or request-id, which the server's support asks for
 
     def __init__(self, message: str = "", **attributes: Any) -> None:
         super().__init__(message)
@@ -121,97 +99,62 @@ class ChatStreamError(Exception):
 
 
 class ConnectError(ChatStreamError, ConnectionError):
-    """There was no response: refused, DNS, TLS, proxy, closed before the headers, not HTTP."""
+    pass
 
 
 class HTTPStatusError(ChatStreamError):
-    """The status was not 2xx."""
-
     status: int = 0
-    #: The body as text, at most MAX_BODY_BYTES of it.
-    body: str = ""
-    #: Seconds that the server's Retry-After asks for, or None.
-    retry_after: float | None = None
+    body: str = ""  # at most MAX_BODY_BYTES of it
+    retry_after: float | None = None  # seconds, if the server's Retry-After asks for them
 
 
 class ServerError(ChatStreamError):
-    """The server reported a failure inside a 200, as JSON or in the stream."""
-
-    #: The error as sent: mostly a dict or a text.
-    error: Any = None
+    error: Any = None  # as sent: mostly a dict or a text
 
 
 class ProtocolError(ChatStreamError, ValueError):
-    """What came cannot be an answer: bad UTF-8, bad JSON, too large, neither events nor JSON."""
+    pass
 
 
 class StreamInterrupted(ChatStreamError, ConnectionError):
-    """The answer ended before its [DONE]: EOF, reset, an incomplete chunk, cut JSON."""
-
-    #: The bytes that could not be parsed any more, at most MAX_BODY_BYTES.
-    tail: bytes = b""
+    tail: bytes = b""  # what could not be parsed any more, at most MAX_BODY_BYTES of it
 
 
 class StreamTimeout(ChatStreamError, TimeoutError):
-    """The server was silent for too long."""
-
-    #: "first byte", "idle" or "stall": raise the timeout of that name.
-    phase: str = ""
-
-
-# ---- The public calls ---------------------------------------------------------------------------
+    phase: str = ""  # "first byte", "idle" or "stall": the timeout of that name ran out
 
 
 def chat_stream(
-    payload: Mapping[str, Any],
-    base: str,
-    key: str | None = None,
-    on_delta: Callable[[Delta], object] | None = None,
-    *,
-    first_byte_timeout: float = 30.0,
-    idle_timeout: float = 30.0,
-    stall_timeout: float = 600.0,
-    require_done: bool = True,
-    retries: int = 0,
-    headers: Mapping[str, str] | None = None,
-    context: ssl.SSLContext | None = None,
-    record: BinaryIO | None = None,
-) -> dict[str, Any]:
-    """Ask for a chat completion, stream it, and return the whole answer.
+    payload: Mapping[str, Any], base: str, key: str | None = None,
+    on_delta: Callable[[Delta], object] | None = None, *,
+    first_byte_timeout: float = 30.0, idle_timeout: float = 30.0, stall_timeout: float = 600.0,
+    require_done: bool = True, retries: int = 0, headers: Mapping[str, str] | None = None,
+    context: ssl.SSLContext | None = None, record: BinaryIO | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Stream a chat completion and return the whole answer.
 
-    payload: the request as the API defines it; "stream" and "stream_options" are added to a copy.
-    base: "https://host/v1", as people paste it.
-    key: sent as "Authorization: Bearer KEY"; None or "" sends none.
-    on_delta: called with each Delta, in the read that completed it. What it raises passes through
-        untouched, with the connection closed.
+    payload: the request as the API has it; "stream" and "stream_options" are added to a copy.
+    base: https://host/v1, as people paste it.
+    key: sent as Authorization: Bearer; None or "" sends none.
+    on_delta: called with each Delta in the read that completed it; what it raises passes through.
     first_byte_timeout: seconds that any wait may take until the response headers are in.
     idle_timeout: seconds without a byte after that.
     stall_timeout: seconds without a data event, while comments or fragments keep coming.
-    require_done: False takes EOF or silence for the end once every choice has its finish_reason.
-    retries: how often to try again before the stream has begun: no connection, 408, 409, 429, 5xx.
+    require_done: False takes EOF or silence as the end once each choice has its finish_reason.
+    retries: how often to try again while there is no stream: no connection, 408, 409, 429, 5xx.
     headers: added to the request's own, or in place of them.
     context: for TLS; by default certificates are verified.
-    record: a binary file that gets every byte of the body, as received.
+    record: a binary file, to which each byte of the body is written as received.
 
-    Returns a dict: content, reasoning, refusal, tool_calls, finish and message of choice 0, all
-    choices by index in "choices", and usage, id, model, request_id, streamed, timing (seconds).
-
+    Returns a dict: choice 0's content, reasoning, refusal, tool_calls, finish, message; "choices"
+    by index; usage, id, model, request_id, streamed; timing in seconds.
     Raises TypeError or ValueError before any I/O if an argument is wrong, else ChatStreamError.
     """
-    deltas = chat_deltas(
-        payload,
-        base,
-        key,
-        first_byte_timeout=first_byte_timeout,
-        idle_timeout=idle_timeout,
-        stall_timeout=stall_timeout,
-        require_done=require_done,
-        retries=retries,
-        headers=headers,
-        context=context,
-        record=record,
-    )
-    with contextlib.closing(deltas):
+    timeouts = first_byte_timeout, idle_timeout, stall_timeout
+    call = _Call(payload, base, key, timeouts, require_done, retries, headers, context, record)
+    if on_delta is not None and not callable(on_delta):
+        raise TypeError(f"on_delta must be callable, not {on_delta!r}")
+    with contextlib.closing(_deltas(call)) as deltas:
         while True:
             try:
                 delta = next(deltas)
@@ -223,121 +166,91 @@ def chat_stream(
 
 
 def chat_deltas(
-    payload: Mapping[str, Any],
-    base: str,
-    key: str | None = None,
-    *,
-    first_byte_timeout: float = 30.0,
-    idle_timeout: float = 30.0,
-    stall_timeout: float = 600.0,
-    require_done: bool = True,
-    retries: int = 0,
-    headers: Mapping[str, str] | None = None,
-    context: ssl.SSLContext | None = None,
-    record: BinaryIO | None = None,
-) -> Generator[Delta, None, dict[str, Any]]:
-    """Yield the Deltas of a chat completion; the generator's return value is the result.
+    payload: Mapping[str, Any], base: str, key: str | None = None, *,
+    first_byte_timeout: float = 30.0, idle_timeout: float = 30.0, stall_timeout: float = 600.0,
+    require_done: bool = True, retries: int = 0, headers: Mapping[str, str] | None = None,
+    context: ssl.SSLContext | None = None, record: BinaryIO | None = None,
+) -> Generator[Delta, None, dict[str, Any]]:  # fmt: skip
+    """Yield the Deltas of a chat completion and return, as generators do, its result.
 
-    For callers who want a loop. close() closes the connection at once. Arguments, result and
-    errors are those of chat_stream; the arguments are checked now, the rest starts at next().
+    Arguments, result and errors are those of chat_stream. The arguments are checked now, the
+    request is sent at the first next(), and close() closes the connection at once.
     """
-    data, data_without_options = _bodies(payload)
-    call = _Call(
-        url=_endpoint(base),
-        headers=_headers(key, headers or {}),
-        data=data,
-        data_without_options=data_without_options,
-        first_byte_timeout=_seconds("first_byte_timeout", first_byte_timeout),
-        idle_timeout=_seconds("idle_timeout", idle_timeout),
-        stall_timeout=_seconds("stall_timeout", stall_timeout),
-        require_done=require_done,
-        retries=retries,
-        context=context,
-        record=record,
-    )
+    timeouts = first_byte_timeout, idle_timeout, stall_timeout
+    call = _Call(payload, base, key, timeouts, require_done, retries, headers, context, record)
     return _deltas(call)
 
 
 def sse_events(
     reads: Iterable[bytes], ignored: Callable[[bytes], None] | None = None
 ) -> Iterator[Event]:
-    """Parse server-sent events from pieces of bytes of any size (WHATWG HTML 9.2.6).
+    """Parse server-sent events (WHATWG HTML 9.2.6) from bytes in pieces of any size.
 
-    reads: the pieces, in order: read1 results, a file's blocks, single bytes.
-    ignored: sees each line with an unknown field, and last the unterminated tail, as bytes.
+    ignored: called with each line whose field is unknown, and last with the unterminated tail.
 
-    Yields each Event as soon as the piece that completes it is there, also after a lone CR.
-    One departure from the standard: bad UTF-8 in a field is an error, not U+FFFD.
-
-    Raises ProtocolError for bad UTF-8 and for an event of more than MAX_EVENT_BYTES; what was
-    complete before it has been yielded.
+    Yields an Event as soon as the piece that completes it is there, after a lone CR too.
+    Raises ProtocolError for bad UTF-8 in a field, where the standard has U+FFFD, and for an event
+    of more than MAX_EVENT_BYTES; what was complete before has been yielded.
     """
     data: list[str] = []
-    size = 0  # bytes of the lines in data
-    event, last_id, retry = "", "", None
-    line_so_far = bytearray()
-    at_start, after_cr = True, False
+    event, last_id, retry, size = "", "", None, 0
+    held, after_cr, bom = bytearray(), False, b"\xef\xbb\xbf"
     for read in reads:
         if after_cr and read:
-            read = read.removeprefix(b"\n")  # the other half of a CRLF
-            after_cr = False
+            read, after_cr = read.removeprefix(b"\n"), False  # a CRLF that was cut in two
         if b"\r" in read:
             after_cr = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        end = read.rfind(b"\n")
-        if end < 0:
-            line_so_far += read
-            _check_size(size + len(line_so_far))
+        block, line_end, rest = read.rpartition(b"\n")
+        if not line_end:
+            held += rest
+            _grown(size, held)
             continue
-        block, line_so_far = line_so_far + read[:end], bytearray(read[end + 1 :])
-        if at_start:
-            block, at_start = block.removeprefix(b"\xef\xbb\xbf"), False
-        for line in _lines(block):
+        # Bad bytes are kept as they are until it is known whether their field matters.
+        lines = (held + block).removeprefix(bom).decode("utf-8", "surrogateescape").split("\n")
+        bom, held = b"", bytearray(rest)
+        for line in lines:
             if not line:
                 if data:
                     yield Event(event or "message", "\n".join(data), last_id, retry)
-                    data, size = [], 0
-                event, retry = "", None
+                data, event, retry, size = [], "", None, 0
                 continue
             if line.startswith("data: "):
                 field, value = "data", line[6:]
             else:
                 field, _, value = line.partition(":")
                 value = value.removeprefix(" ")
+            if field in ("data", "event", "id", "retry"):
+                size = _grown(size, line)
             if field == "data":
-                size += len(line) if line.isascii() else len(line.encode())
-                _check_size(size)
                 data.append(value)
             elif field == "event":
                 event = value
             elif field == "id":
                 last_id = last_id if "\0" in value else value
             elif field == "retry":
-                retry = int(value) if _DIGITS.fullmatch(value) else retry
+                retry = int(value) if re.fullmatch("[0-9]{1,18}", value) else retry
             elif field and ignored is not None:
                 ignored(line.encode("utf-8", "surrogateescape"))
-    if ignored is not None and (event or data or line_so_far):
-        lines = [f"event: {event}\n"] if event else []
-        lines += [f"data: {value}\n" for value in data]
-        ignored("".join(lines).encode() + line_so_far)
+    if ignored is not None and (event or data or held):
+        fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
+        ignored("".join(fields).encode() + held)
 
 
 def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[[Delta], None]:
-    """Make an on_delta that writes choice 0's content to out and flushes each time.
+    """Make an on_delta that writes choice 0's content to out, flushing each time.
 
-    out: a text file, standard output by default; what it cannot encode is replaced.
-    cps: characters a second to play the text at, so that bursts on the network do not show.
-
-    Raises ValueError if cps is not a positive number.
+    out: a text file, by default standard output; what it cannot encode is replaced.
+    cps: characters a second, so that bursts on the network do not show; None writes at once.
     """
-    pause = 0.0 if cps is None else 1 / _seconds("cps", cps)
+    pause = 0.0 if cps is None else 1 / _positive("cps", cps)
     due = 0.0
 
     def write(delta: Delta) -> None:
         nonlocal due
         if delta.kind != "content" or delta.choice != 0:
             return
-        file = sys.stdout if out is None else out
+        file = out or sys.stdout
         encoding = file.encoding or "utf-8"
         text = delta.text.encode(encoding, "replace").decode(encoding)
         for piece in text if pause else [text]:
@@ -349,50 +262,252 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
     return write
 
 
-# ---- Arguments ----------------------------------------------------------------------------------
+# ---- One call: arguments -> bytes -> events -> chunks -> deltas -> result ------------------------
 
 
-class _Call(NamedTuple):
-    """A call whose arguments have been found good."""
+def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
+    """Run a call: the steps in their order, and the one place where errors get what they lack."""
+    call.start, answer, error = time.monotonic(), _Answer(), None
+    try:
+        with call.open():
+            deltas = answer.deltas(_chunks(call))
+            for delta in deltas:
+                call.timing["first_delta"] = time.monotonic() - call.start
+                yield delta
+                break
+            yield from deltas
+        _check_end(call, answer)
+    except ChatStreamError as caught:
+        error = caught
+    yield from answer.flush()
+    result = answer.result(call)
+    _log.debug("%s%s", type(error).__name__ if error else "complete", call.where)
+    if error is None:
+        return result
+    text = _encodable(re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", call.secret.sub("***", str(error))))
+    error.args = (text[: MAX_MESSAGE_CHARS - len(call.where)] + call.where,)
+    error.partial, error.url, error.request_id = result, call.url, call.request_id
+    raise error
 
-    url: str
-    headers: dict[str, str]
-    data: bytes
-    data_without_options: bytes | None
-    first_byte_timeout: float
-    idle_timeout: float
-    stall_timeout: float
-    require_done: bool
-    retries: int
-    context: ssl.SSLContext | None
-    record: BinaryIO | None
+
+def _check_end(call: _Call, answer: _Answer) -> None:
+    """The one place that decides whether an answer is whole; raises what cut it short."""
+    finished = bool(answer.finish) and all(answer.finish.values())
+    lax = not call.require_done and not isinstance(call.cut, StreamInterrupted)
+    if (call.done and answer.finish) or (finished and lax):
+        return
+    error = call.cut or StreamInterrupted(
+        f"the end came {'with' if call.done else 'before'} [DONE]"
+    )
+    text = "no finish_reason had come" if answer.finish else "the stream was empty"
+    if finished:
+        text = "each finish_reason had come: for a server without [DONE], pass require_done=False"
+    elif call.stray and not answer.finish:
+        text = f"no choice had come, only {_quoted(call.stray)}"
+    tail = f"; it broke off in {_quoted(call.tail)}" if call.tail else ""
+    error.args = (f"{error}; {text}{tail}",)
+    if isinstance(error, StreamInterrupted):
+        error.tail = call.tail[:MAX_BODY_BYTES]
+    raise error
+
+
+class _Call:
+    """One call: what was asked, checked; its connection; and what is known of its end."""
+
+    def __init__(
+        self, payload: Mapping[str, Any], base: str, key: str | None, timeouts: tuple[float, ...],
+        require_done: bool, retries: int, headers: Mapping[str, str] | None,
+        context: ssl.SSLContext | None, record: BinaryIO | None,
+    ) -> None:  # fmt: skip
+        names = "first_byte_timeout", "idle_timeout", "stall_timeout"
+        limits = [min(_positive(*each), MAX_TIMEOUT) for each in zip(names, timeouts)]
+        self.first_byte_timeout, self.idle_timeout, self.stall_timeout = limits
+        if not retries >= 0:
+            raise ValueError(f"retries must be 0 or more, not {retries}")
+        if not isinstance(context, (ssl.SSLContext, type(None))):
+            raise TypeError(f"context must be an ssl.SSLContext, not {context!r}")
+        if not (record is None or hasattr(record, "write")):
+            raise TypeError(f"record must be a binary file, not {record!r}")
+        self.require_done, self.retries = require_done, retries
+        self.context, self.record = context, record
+        self.bodies, self.url = _bodies(payload), _endpoint(base)
+        self.headers = _headers(str.strip(key or ""), headers or {})
+        # A short key ("none", "ollama") is no secret, and may be part of other words.
+        named = [self.headers[name] for name in self.headers if re.search("Auth|Key|Token", name)]
+        secrets = [re.escape(value.removeprefix("Bearer ")) for value in named if value]
+        words = [value if len(value) > 7 else rf"\b{value}\b" for value in secrets]
+        self.secret = re.compile("|".join(words) or "(?!)")
+        parts = urlsplit(self.url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        # What messages show: not the query, where some services take the key.
+        self.where = f" [{parts.scheme}://{parts.hostname}:{port}{parts.path[:300]}]"
+        self.request_id: str | None = None
+        self.timing: dict[str, Any] = {"first_byte": None, "first_delta": None}
+        self.timing.update(total=0.0, reads=0, max_gap=0.0)
+        self.start = self.silence = 0.0
+        self.streamed, self.done = True, False
+        self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
+        self.stray, self.tail = "", b""  # the last payload without a choice; what is left unparsed
+
+    def open(self) -> _Response:
+        """Send the request, and again where that is allowed; return a 2xx response."""
+        (body, plain_body), tries = self.bodies, 0
+        while True:
+            try:
+                return self._send(body)
+            except (ConnectError, HTTPStatusError) as error:
+                status, wait = getattr(error, "status", 503), getattr(error, "retry_after", None)
+                refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
+                if refused and plain_body:
+                    body, plain_body = plain_body, None
+                    continue
+                if tries >= self.retries or not (status >= 500 or status in (408, 409, 429)):
+                    raise
+            tries += 1
+            wait = 0.5 * 2**tries * random.uniform(0.5, 1) if wait is None else wait
+            _log.warning("retry %d of %d%s", tries, self.retries, self.where)
+            time.sleep(min(wait, MAX_RETRY_WAIT))
+
+    def _send(self, body: bytes) -> _Response:
+        request = urllib.request.Request(self.url, body, self.headers, method="POST")
+        host = request.host
+        # No handler for redirects, which would take the key along, and none for error statuses.
+        opener = urllib.request.OpenerDirector()
+        opener.add_handler(_Handler(self.context))
+        opener.add_handler(urllib.request.UnknownHandler())
+        if not re.match(r"(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host):
+            opener.add_handler(urllib.request.ProxyHandler())
+        _log.debug("POST%s", self.where)
+        try:
+            response = opener.open(request, timeout=self.first_byte_timeout)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
+            via = f" from the proxy {request.host}" * (request.host != host)
+            if isinstance(reason, socket.timeout):
+                text = (
+                    f"no response{via} in {self.first_byte_timeout:g} s; raise first_byte_timeout?"
+                )
+                raise StreamTimeout(text, phase="first byte") from error
+            remedy = "does the server run there? is its certificate one to trust (see context)?"
+            raise ConnectError(f"no response{via}: {reason!r}; {remedy}") from error
+        self.response, self.cut, self.silence = response, None, 0.0
+        self.timing["first_byte"] = time.monotonic() - self.start
+        request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
+        self.request_id = request_id
+        _log.debug("HTTP %d%s", response.status, self.where)
+        if response.status // 100 == 2:
+            return self.response
+        with self.response:
+            raise self._status_error()
+
+    def _status_error(self) -> HTTPStatusError:
+        """The error for a status; it stands also where its body stalls or is cut."""
+        status, headers, body = self.response.status, self.response.headers, bytearray()
+        with contextlib.suppress(ProtocolError):
+            for read in self.inflated(self.idle_timeout):
+                body += read
+                if len(body) > MAX_BODY_BYTES:
+                    break
+        page = body[:MAX_BODY_BYTES].decode("utf-8", "replace")
+        text = f"HTTP {status} {self.response.reason}: {_words(_loaded(page)) or 'no words'}"
+        if status // 100 == 3:
+            target = urljoin(self.url, headers.get("Location", ""))
+            text += f"; redirects are not followed: if {target} is right, make it the base"
+        text += "; check the key" * (status in (401, 403))
+        text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
+        after = headers.get("Retry-After", "").strip()
+        seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
+        with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
+            date = email.utils.parsedate_to_datetime(after)
+            seconds = max(0.0, date.timestamp() - time.time())
+        return HTTPStatusError(text, status=status, body=page, retry_after=seconds)
+
+    def reads(self, stall_timeout: float) -> Iterator[bytes]:
+        """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
+        timeout = 0.0
+        while True:
+            start, wait = time.monotonic(), min(self.idle_timeout, stall_timeout - self.silence)
+            try:
+                if wait != timeout:
+                    self.response.sock.settimeout(max(wait, 0.001))
+                    timeout = wait
+                read = self.response.read1(READ_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                self.cut = StreamInterrupted(f"the connection broke: {error!r}")
+                if isinstance(error, socket.timeout):
+                    idle = wait == self.idle_timeout
+                    phase, limit = ("idle", wait) if idle else ("stall", stall_timeout)
+                    text = f"no {'byte' if idle else 'data event'} in {limit:g} s"
+                    self.cut = StreamTimeout(f"{text}; raise {phase}_timeout?", phase=phase)
+                self.cut.__cause__ = error
+                return
+            gap = time.monotonic() - start
+            self.silence += gap
+            self.timing["reads"] += 1
+            self.timing["max_gap"] = max(self.timing["max_gap"], gap)
+            if not read:
+                break
+            if self.record is not None:
+                self.record.write(read)
+            yield read
+        if self.response.length:  # read1 ends a short body as it ends a whole one
+            self.cut = StreamInterrupted(f"{self.response.length} bytes of the body are missing")
+
+    def inflated(self, stall_timeout: float) -> Iterator[bytes]:
+        """The reads, inflated where they are gzip (RFC 1952), labelled or not, bit by bit."""
+        encoding = self.response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "x-gzip"):
+            raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
+        head, reads = _peeked(self.reads(stall_timeout))
+        if not head.startswith(b"\x1f\x8b"):
+            yield from reads
+            return
+        member = zlib.decompressobj(31)
+        for read in reads:
+            piece = b""
+            while read or len(piece) == READ_BYTES:
+                member = zlib.decompressobj(31) if member.eof else member
+                try:
+                    piece = member.decompress(read, READ_BYTES)
+                except zlib.error as error:
+                    raise ProtocolError(f"the gzip body is damaged: {error}") from error
+                yield piece
+                read = member.unused_data or member.unconsumed_tail
+        if not member.eof and self.cut is None:
+            self.cut = StreamInterrupted("the gzip body is cut off")
+
+    def see_ignored(self, line: bytes) -> None:
+        """A line that is no event may be an error; the last one is the tail."""
+        text = line.decode("utf-8", "replace")
+        field, _, value = text.partition(":")
+        _check_reported({"error": _loaded(value)} if field == "error" else _loaded(text))
+        self.tail = line
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name} must be more than 0, not {value}")
+    return float(value)
 
 
 def _bodies(payload: Mapping[str, Any]) -> tuple[bytes, bytes | None]:
-    """The request's body, and one without stream_options if it is the module that added them."""
+    """The body to send, and one without stream_options where the caller has not given them."""
     if not isinstance(payload, Mapping):
-        raise TypeError(f"payload must be a mapping, not {type(payload).__name__}")
-    body = {**payload, "stream": True}
-    if "stream_options" not in body:
-        return _dumped({**body, "stream_options": {"include_usage": True}}), _dumped(body)
-    if body["stream_options"] is None:
-        del body["stream_options"]
-    return _dumped(body), None
-
-
-def _dumped(body: dict[str, Any]) -> bytes:
+        raise TypeError(f"payload must be a mapping, not {payload!r}")
+    body = {"stream_options": {"include_usage": True}, **payload, "stream": True}
+    plain = {name: value for name, value in body.items() if name != "stream_options"}
+    both = (plain if body["stream_options"] is None else body), plain
     try:
-        return json.dumps(body, allow_nan=False).encode()
+        sent, plain_sent = (json.dumps(each, allow_nan=False).encode() for each in both)
     except RecursionError as error:
         raise ValueError("payload nests too deep for JSON") from error
+    return sent, None if "stream_options" in payload else plain_sent
 
 
 def _endpoint(base: str) -> str:
     """The URL to post to, from a base as people paste it."""
-    if not isinstance(base, str):
-        raise TypeError(f"base must be a text, not {type(base).__name__}")
     try:
-        parts = urlsplit(base.strip())
+        parts = urlsplit(str.strip(base))
         netloc = parts.netloc.encode("idna").decode()
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
@@ -403,395 +518,72 @@ def _endpoint(base: str) -> str:
         raise ValueError("base must not hold a user name or a password: use key or headers")
     path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     path, query = (quote(part, safe="/?:@!$&'()*+,;=~%") for part in (path, parts.query))
-    return f"{parts.scheme}://{netloc}{path}" + (f"?{query}" if query else "")
+    return f"{parts.scheme}://{netloc}{path}" + f"?{query}" * bool(query)
 
 
-def _headers(key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
-    """The request's headers, named in the title case that urllib sends."""
-    headers = {
-        "Accept": "text/event-stream, application/json",
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": f"chat_stream/{__version__}",  # some CDNs refuse Python-urllib: error 1010
-    }
-    if key is not None and not isinstance(key, str):
-        raise TypeError(f"key must be a text, not {type(key).__name__}")
-    key = (key or "").strip()
-    if not _HEADER_VALUE.fullmatch(key):
-        raise ValueError("key cannot be a header value: it holds a line end or a non-ASCII letter")
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    for name, value in extra.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"header {name!r} and its value must be texts")
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"header {name!r} cannot be sent: its name or its value is malformed")
-        headers[name.title()] = value
+def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """The request's headers, named in title case, as urllib sends them."""
+    headers = {"Accept": "text/event-stream, application/json", "Accept-Encoding": "identity"}
+    headers["Content-Type"] = "application/json"
+    headers["User-Agent"] = f"chat_stream/{__version__}"  # CDNs refuse Python-urllib: "1010"
+    headers.update({"Authorization": f"Bearer {key}"} if key else {})
+    headers.update({name.title(): value for name, value in extra.items()})
+    for name, value in headers.items():
+        good = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)
+        if not (good and re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", value)):
+            raise ValueError(f"key or header {name!r} cannot be sent: a line end, or no latin-1?")
     return headers
 
 
-def _seconds(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not value > 0:
-        raise ValueError(f"{name} must be more than 0, not {value}")
-    return min(float(value), MAX_SECONDS)
-
-
-# ---- One call: the steps from bytes to a result, and the one place where errors are completed -----
-
-
-def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
-    wire, answer = _Wire(call), _Answer()
-    try:
-        with _response(wire):
-            done = False
-            for chunk in _chunks(wire):
-                if chunk is _DONE:
-                    done = True
-                    break
-                for delta in answer.add(chunk):
-                    wire.first_delta = wire.first_delta or time.monotonic()
-                    yield delta
-            _check_end(wire, answer, done)
-        yield from answer.flush()
-    except ChatStreamError as error:
-        yield from answer.flush()
-        _complete(error, wire, answer)
-        raise
-    _log.debug("complete after %d reads: %s", wire.reads, wire.shown_url)
-    return _result(wire, answer)
-
-
-def _check_end(wire: _Wire, answer: _Answer, done: bool) -> None:
-    """Return if the answer is complete; else raise what cut it short, with all that explains it."""
-    at_rest = wire.cut is None or isinstance(wire.cut, StreamTimeout)
-    finished = answer.finished() and not wire.call.require_done and at_rest
-    if answer.choices and (done or finished):
-        return
-    error = wire.cut or StreamInterrupted(f"the stream ended {'with' if done else 'before'} [DONE]")
-    words = [str(error)]
-    if answer.finished():
-        words.append("every choice had its finish_reason, so if this server never sends [DONE],")
-        words[-1] += " require_done=False will do"
-    elif answer.choices:
-        words.append("no finish_reason had come")
-    elif answer.odd is not None:
-        words.append(f"no choice came, the last payload was {_quoted(answer.odd)}")
-    else:
-        words.append("it was empty: no event came")
-    if wire.tail:
-        words.append(f"left unparsed: {_quoted(wire.tail)}")
-    error.args = ("; ".join(words),)
-    if isinstance(error, StreamInterrupted):
-        error.tail = wire.tail[:MAX_BODY_BYTES]
-    raise error
-
-
-def _complete(error: ChatStreamError, wire: _Wire, answer: _Answer) -> None:
-    """Give an error what the caller needs to know of the call; its message is one safe line."""
-    text = _one_line(str(error))
-    for name, value in wire.call.headers.items():
-        secret = value.removeprefix("Bearer ")
-        if _SECRET_HEADER.search(name) and secret:
-            # A short key ("none", "ollama") is masked as a word, so that other words stay whole.
-            pattern = re.escape(secret) if len(secret) >= 8 else rf"\b{re.escape(secret)}\b"
-            text = re.sub(pattern, "***", text)
-    where = f" [{wire.shown_url}]"
-    if wire.request_id:
-        where = f" [{wire.shown_url}, request id {wire.request_id[:100]}]"
-    error.args = (text[: MAX_MESSAGE_CHARS - len(where)] + where,)
-    error.url, error.request_id = wire.call.url, wire.request_id
-    error.partial = _result(wire, answer)
-    _log.debug("%s: %s", type(error).__name__, wire.shown_url)
-
-
-def _result(wire: _Wire, answer: _Answer) -> dict[str, Any]:
-    choices = {index: choice.result() for index, choice in sorted(answer.choices.items())}
-    return {
-        **(choices.get(0) or _Choice(0).result()),
-        "usage": answer.usage,
-        "choices": choices,
-        "id": answer.id,
-        "model": answer.model,
-        "request_id": wire.request_id,
-        "streamed": wire.streamed,
-        "timing": wire.timing(),
-    }
-
-
-# ---- The wire: request, response, reads -----------------------------------------------------------
-
-
-class _Wire:
-    """What is known of one call's connection: its clocks, and what cut it short."""
-
-    def __init__(self, call: _Call) -> None:
-        self.call = call
-        parts = urlsplit(call.url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        # A query is not shown: some services take the key there.
-        self.shown_url = f"{parts.scheme}://{parts.hostname}:{port}{parts.path}"
-        self.response: _Response
-        self.request_id: str | None = None
-        self.streamed = True
-        self.cut: ChatStreamError | None = None
-        self.tail = b""
-        self.start = time.monotonic()
-        self.first_byte: float | None = None
-        self.first_delta: float | None = None
-        self.reads, self.max_gap = 0, 0.0
-        self.silence = 0.0  # seconds spent in reads since the last data event
-
-    def timing(self) -> dict[str, Any]:
-        """Seconds since the call began; the longest gap is the longest wait for one read."""
-        first = {
-            name: None if moment is None else moment - self.start
-            for name, moment in (("first_byte", self.first_byte), ("first_delta", self.first_delta))
-        }
-        total = time.monotonic() - self.start
-        return {**first, "total": total, "reads": self.reads, "max_gap": self.max_gap}
-
-    def body(self, idle_timeout: float, stall_timeout: float) -> Iterator[bytes]:
-        """Yield what each read1 brings; at the end, .cut says if it was more than an EOF."""
-        in_force = None
-        while self.cut is None:
-            start = time.monotonic()
-            allowed = min(idle_timeout, stall_timeout - self.silence)
-            try:
-                if allowed != in_force:
-                    in_force = allowed
-                    self.response.sock.settimeout(max(allowed, 0.001))
-                read = self.response.read1(READ_BYTES)
-            except socket.timeout as error:
-                self.cut = _timeout_in_body(allowed < idle_timeout, idle_timeout, stall_timeout)
-                self.cut.__cause__ = error
-                return
-            except (OSError, http.client.HTTPException) as error:
-                self.cut = StreamInterrupted(f"the connection broke: {_said(error)}")
-                self.cut.__cause__ = error
-                return
-            gap = time.monotonic() - start
-            self.reads += 1
-            self.silence += gap
-            self.max_gap = max(self.max_gap, gap)
-            if not read:
-                break
-            if self.call.record is not None:
-                self.call.record.write(read)
-            yield read
-        if self.cut is None and self.response.length:
-            missing = f"{self.response.length} bytes short of its Content-Length"
-            self.cut = StreamInterrupted(f"the body ended {missing}")
-
-    def ignored(self, line: bytes) -> None:
-        """See what sse_events ignores: it may be an error, and its last line is the tail."""
-        text = line.decode("utf-8", "replace")
-        name, _, value = text.partition(":")
-        if name == "error" and _loaded(value):
-            raise _server_error(_loaded(value))
-        _raise_reported(_loaded(text))
-        self.tail = line
-
-
-def _timeout_in_body(stalled: bool, idle_timeout: float, stall_timeout: float) -> StreamTimeout:
-    if stalled:
-        words = f"no data event for {stall_timeout:g} s, only comments or fragments"
-        return StreamTimeout(f"{words}: raise stall_timeout if it may take longer", phase="stall")
-    words = f"the server was silent for {idle_timeout:g} s"
-    return StreamTimeout(f"{words}: raise idle_timeout if it may take longer", phase="idle")
-
-
 class _Response(http.client.HTTPResponse):
-    """A response that keeps its socket, as its timeout changes once the headers are in."""
+    """A response that keeps its socket: the timeout changes once the headers are in."""
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self.sock = sock
 
 
-class _Connection(http.client.HTTPConnection):
-    response_class = _Response
-
-
-class _SecureConnection(http.client.HTTPSConnection):
-    response_class = _Response
-
-
 class _Handler(urllib.request.HTTPHandler):
-    """urllib's handler for both schemes, with these connections."""
+    """urllib's handler for http and https, with such responses."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
-        self.context = context
+        self.options = {"context": context}
 
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, request)
+    def http_open(self, request: urllib.request.Request) -> Any:
+        https = request.type == "https"
+        kind: Any = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        connection: Any = type("_Connection", (kind,), {"response_class": _Response})
+        return self.do_open(connection, request, **(self.options if https else {}))
 
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, request, context=self.context)
-
-    https_request = urllib.request.HTTPHandler.http_request
-
-
-def _response(wire: _Wire) -> _Response:
-    """Send the request, again where that is allowed, and return a 2xx response."""
-    data, without_options = wire.call.data, wire.call.data_without_options
-    tries = 0
-    while True:
-        try:
-            return _sent(wire, data)
-        except (ConnectError, HTTPStatusError) as error:
-            if without_options is not None and _refuses_options(error):
-                data, without_options = without_options, None
-                continue
-            if tries == wire.call.retries or not _may_pass(error):
-                raise
-            wait = _retry_wait(error, tries)
-        tries += 1
-        _log.warning("retry %d of %d in %.1f s: %s", tries, wire.call.retries, wait, wire.shown_url)
-        time.sleep(wait)
-
-
-def _refuses_options(error: ConnectError | HTTPStatusError) -> bool:
-    refused = isinstance(error, HTTPStatusError) and error.status in (400, 422)
-    return refused and "stream_options" in error.body
-
-
-def _may_pass(error: ConnectError | HTTPStatusError) -> bool:
-    return isinstance(error, ConnectError) or error.status in (408, 409, 429) or error.status >= 500
-
-
-def _retry_wait(error: ConnectError | HTTPStatusError, tries: int) -> float:
-    """Seconds: what the server asks for, else 0.5 doubled at each try, with jitter."""
-    asked = error.retry_after if isinstance(error, HTTPStatusError) else None
-    wait = 0.5 * 2**tries * random.uniform(1.0, 1.5) if asked is None else asked
-    return min(wait, MAX_RETRY_WAIT)
-
-
-def _sent(wire: _Wire, data: bytes) -> _Response:
-    """Send the request once; raise ConnectError, StreamTimeout or HTTPStatusError."""
-    request = urllib.request.Request(wire.call.url, data, wire.call.headers, method="POST")
-    host = request.host
-    opener = urllib.request.OpenerDirector()
-    opener.add_handler(_Handler(wire.call.context))
-    opener.add_handler(urllib.request.UnknownHandler())
-    if not _is_loopback(urlsplit(wire.call.url).hostname or ""):
-        opener.add_handler(urllib.request.ProxyHandler())
-    _log.debug("POST %s", wire.shown_url)
-    try:
-        response = opener.open(request, timeout=wire.call.first_byte_timeout)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        proxy = f" through the proxy {request.host}" if request.host != host else ""
-        raise _connect_error(error, wire.call.first_byte_timeout, proxy) from error
-    wire.response, wire.cut, wire.silence = response, None, 0.0
-    wire.first_byte = time.monotonic()
-    wire.request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
-    _log.debug("%d from %s", response.status, wire.shown_url)
-    if 200 <= response.status < 300:
-        return response
-    with response:
-        raise _status_error(wire)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _connect_error(error: Exception, timeout: float, proxy: str) -> ChatStreamError:
-    reason = getattr(error, "reason", error)  # urllib wraps what happens before the headers
-    if isinstance(reason, socket.timeout):
-        words = f"no response{proxy} within {timeout:g} s"
-        remedy = "raise first_byte_timeout if the server needs longer"
-        return StreamTimeout(f"{words}: {remedy}", phase="first byte")
-    remedy = "is this the server's address, and does it run?"
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        remedy = "if you trust the certificate, pass a context that does"
-    elif isinstance(reason, http.client.HTTPException):
-        remedy = "does it speak HTTP, or only https?"
-    return ConnectError(f"no response{proxy}: {_said(reason)}: {remedy}")
-
-
-def _status_error(wire: _Wire) -> HTTPStatusError:
-    """The error for a status other than 2xx; a body that stalls or is cut does not hide it."""
-    response, body = wire.response, bytearray()
-    # Nothing that comes after an error is worth more than idle_timeout in all.
-    with contextlib.suppress(ProtocolError):
-        for read in _decoded(wire, wire.call.idle_timeout):
-            body += read
-            if len(body) > MAX_BODY_BYTES:
-                break
-    text = body[:MAX_BODY_BYTES].decode("utf-8", "replace")
-    words = f"HTTP {response.status} {response.reason}: {_page_words(text) or 'empty body'}"
-    location = response.headers.get("Location")
-    if location:
-        target = urljoin(wire.call.url, location)
-        words = (
-            f"HTTP {response.status} redirects to {target}: not followed, use it as base if right"
-        )
-    elif response.status in _REMEDIES:
-        words += f": {_REMEDIES[response.status]}"
-    retry_after = _retry_after(response.headers.get("Retry-After", ""))
-    return HTTPStatusError(words, status=response.status, body=text, retry_after=retry_after)
-
-
-_REMEDIES = {
-    401: "check the key",
-    403: "check the key and what it may do",
-    404: "check the model and the base, which mostly ends in /v1",
-    405: "check the base, which mostly ends in /v1",
-}
-
-
-def _retry_after(text: str) -> float | None:
-    """Seconds that a Retry-After asks for, as a number or a date (RFC 9110 10.2.3)."""
-    if re.fullmatch(r"\s*[0-9]{1,9}(\.[0-9]{1,9})?\s*", text):
-        return float(text)
-    try:
-        date = email.utils.parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    return max(0.0, date.timestamp() - time.time())
-
-
-# ---- Bytes to chunks ------------------------------------------------------------------------------
+    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request
 
 
 _DONE = object()
-_GZIP = b"\x1f\x8b"
-_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space twice
+_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
 
 
-def _chunks(wire: _Wire) -> Iterator[Any]:
-    """Yield the JSON values of the body, and _DONE where it says so."""
-    call = wire.call
-    head, reads = _peeked(_decoded(wire, call.stall_timeout))
+def _chunks(call: _Call) -> Iterator[Any]:
+    """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
+    head, reads = _peeked(call.inflated(call.stall_timeout))
+    kind = call.response.headers.get("Content-Type", "no Content-Type")
     if head.startswith((b"{", b"[", b"\xef\xbb\xbf{")):
-        wire.streamed = False
-        yield from _json_chunk(reads, wire)
-        return
-    kind = wire.response.headers.get("Content-Type") or "no Content-Type"
-    if head and "event-stream" not in kind.lower() and not _SSE_START.match(head):
-        hint = "does the base lack /v1?"
-        raise ProtocolError(f"{kind}, and neither events nor JSON: {_quoted(head)}: {hint}")
-    yield from _event_chunks(sse_events(reads, wire.ignored), wire)
-    yield from _tail_chunks(wire)
-
-
-def _decoded(wire: _Wire, stall_timeout: float) -> Iterator[bytes]:
-    """The body's reads, inflated where they are gzip, labelled or not."""
-    encoding = wire.response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise ProtocolError(f"the body comes in the encoding {encoding}, which was not asked for")
-    head, reads = _peeked(wire.body(wire.call.idle_timeout, stall_timeout))
-    return _inflated(reads, wire) if head.startswith(_GZIP) else reads
+        # A JSON body is one event without its framing.
+        call.streamed, spaces = False, bytes.maketrans(b"\r\n", b"  ")
+        reads = itertools.chain([b"data: "], (read.translate(spaces) for read in reads))
+    elif not ("event-stream" in kind.lower() or re.match(rb"(\xef\xbb\xbf)?\w*[:\r\n]|\Z", head)):
+        remedy = "neither events nor JSON; check the base: most end in /v1"
+        raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
+    events = sse_events(reads, call.see_ignored)
+    for chunk in itertools.chain(_event_chunks(call, events), _tail_chunks(call)):
+        if chunk is _DONE:
+            call.done = True
+            return
+        yield chunk
 
 
 def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes, enough to tell what they are, without white space; and the same again."""
+    """The first bytes, enough to tell what they are, and all reads, without leading white space."""
     head = b""
     for read in reads:
         head = (head + read).lstrip()
@@ -800,443 +592,473 @@ def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
     return head, itertools.chain([head], reads)
 
 
-def _inflated(reads: Iterator[bytes], wire: _Wire) -> Iterator[bytes]:
-    """Inflate gzip (RFC 1952), READ_BYTES at a time whatever it would grow to."""
-    member = zlib.decompressobj(wbits=31)
-    for read in reads:
-        more = True
-        while read or more:
-            if member.eof:
-                member = zlib.decompressobj(wbits=31)
-            try:
-                piece = member.decompress(read, READ_BYTES)
-            except zlib.error as error:
-                raise ProtocolError(f"the gzip body is damaged: {error}") from error
-            read = member.unused_data if member.eof else member.unconsumed_tail
-            more = len(piece) == READ_BYTES
-            yield piece
-    if not member.eof and wire.cut is None:
-        wire.cut = StreamInterrupted("the gzip body is cut off")
-
-
-def _json_chunk(reads: Iterable[bytes], wire: _Wire) -> Iterator[Any]:
-    """The one value of a JSON body: a completion or an error; text behind it is ignored."""
-    body = bytearray()
-    for read in reads:
-        body += read
-        _check_size(len(body))
-    try:
-        text = body.decode("utf-8-sig").lstrip()
-        value, _ = _decode(text)
-    except (ValueError, RecursionError) as error:
-        if wire.cut is not None:
-            raise wire.cut from error
-        if body.rstrip().endswith((b"}", b"]")):
-            raise ProtocolError(f"bad JSON: {error}: {_quoted(bytes(body))}") from error
-        tail = bytes(body[:MAX_BODY_BYTES])
-        raise StreamInterrupted("the JSON answer is cut off", tail=tail) from error
-    yield value
-    _raise_reported(value)
-    choices = _dicts(value.get("choices")) if isinstance(value, dict) else []
-    if not any(choice.get("message") for choice in choices):
-        raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(value)}")
-    yield _DONE
-
-
-def _event_chunks(events: Iterable[Event], wire: _Wire) -> Iterator[Any]:
-    """The JSON values of each event; an error is raised once its chunk has been taken."""
+def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
+    """The JSON values of events; what a chunk brings is taken before its error is raised."""
     for event in events:
-        wire.silence = 0.0
-        data = event.data
+        call.silence, data = 0.0, event.data
         if event.event == "error":
             yield _loaded(data)
-            raise _server_error(_loaded(data))
+            raise ServerError(f"an error event: {_words(_loaded(data))}", error=_loaded(data))
         try:
             value, end = _decode(data)
         except (ValueError, RecursionError):
             end = -1
-        for value in (value,) if end == len(data) else _values(data):
-            yield value
-            if '"error"' in data or type(value) is not dict or not value.get("choices"):
-                _raise_reported(value)
+        for chunk in (value,) if end == len(data) else _values(data):
+            yield chunk
+            if '"error"' in data or type(chunk) is not dict or not chunk.get("choices"):
+                call.stray = data
+                _check_reported(chunk)
 
 
 def _values(data: str) -> Iterator[Any]:
-    """The values in an event's data, one after another: JSON, _DONE, or comments to skip."""
-    at = 0
-    while True:
-        at = _SPACE.match(data, at).end()
-        if at == len(data):
-            return
-        if data[at] == ":":
-            at = data.find("\n", at) % (len(data) + 1)
-        elif _DONE_WORD.match(data, at):
+    """What stands in an event's data, one after another: JSON, [DONE], comments wrapped again."""
+    while data := data.lstrip():
+        if data.startswith(":"):
+            _, _, data = data.partition("\n")
+        elif re.match(r"(\[DONE\]|DONE)(\s|\Z)", data):
             yield _DONE
             return
         else:
             try:
-                value, at = _decode(data, at)
+                value, end = _decode(data)
             except (ValueError, RecursionError) as error:
-                raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
+                raise ProtocolError(f"not JSON: {_quoted(data)}") from error
             yield value
+            data = data[end:]
 
 
-def _tail_chunks(wire: _Wire) -> Iterator[Any]:
-    """What is left at the end, read as if its event had ended: [DONE] counts, so does an error."""
-    tail, wire.tail = wire.tail, b""
+def _tail_chunks(call: _Call) -> Iterator[Any]:
+    """What is left at the end, read as if it had ended: it counts with a [DONE], or if it is JSON
+    all alone; else it may raise an error, and no more."""
+    tail, chunks = call.tail, []
     try:
-        chunks = list(_event_chunks(sse_events([tail, b"\n\n"]), wire))
+        for chunk in _event_chunks(call, sse_events([tail, b"\n\n"])):
+            chunks.append(chunk)
     except ProtocolError:
-        chunks = []
-    wire.tail = tail
-    if _DONE in chunks:
+        cut = call.cut or not tail.rstrip().endswith((b"}", b"]"))
+        if not (call.streamed or chunks or cut):
+            raise
+    if chunks and not call.streamed:
+        if not any(choice.get("message") for choice in _choices(chunks[0])):
+            raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(tail)}")
+        yield from (chunks[0], _DONE)
+    elif _DONE in chunks:
         yield from chunks
 
 
-def _raise_reported(value: Any) -> None:
-    """Raise the error that a chunk reports, if it does: judged by value, as most say "error": null."""
+def _check_reported(value: Any) -> None:
+    """Raise the error that a chunk reports, judged by value: "error": null is everyday."""
+    for holder in (*_dicts(value), *_choices(value)):
+        error = holder.get("error")
+        if any(error.values()) if isinstance(error, dict) else error:
+            raise ServerError(f"the server reports: {_words(holder)}", error=error)
     for chunk in _dicts(value):
-        choices = _dicts(chunk.get("choices"))
-        for holder in (chunk, *choices):
-            error = holder.get("error")
-            if any(error.values()) if isinstance(error, dict) else error:
-                raise _server_error(holder, error)
-        if not choices and any(chunk.get(name) for name in ("message", "detail", "error_message")):
-            raise _server_error(chunk)
-
-
-def _server_error(said: Any, error: Any = None) -> ServerError:
-    words = _words(said) or _quoted(said)
-    return ServerError(f"the server reported an error: {words}", error=error or said)
-
-
-# ---- Chunks to deltas, and the growing answer -----------------------------------------------------
+        names = ("message", "detail", "error_message")
+        if not chunk.get("choices") and any(map(chunk.get, names)):
+            raise ServerError(f"the server reports: {_words(chunk)}", error=chunk)
 
 
 class _Answer:
-    """What the chunks have said so far."""
+    """What the chunks have said so far; its texts go by choice, kind and tool call."""
 
     def __init__(self) -> None:
-        self.choices: dict[int, _Choice] = {}
+        self.texts: dict[tuple[int, str, int], io.StringIO] = defaultdict(io.StringIO)
+        self.halves: dict[tuple[int, str, int], str] = {}  # that wait for their other half
+        self.finish: dict[int, Any] = {}  # by choice
+        self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
+        self.keys: dict[tuple[Any, ...], int] = {}  # of tool calls, by choice, index and id
+        self.had_delta: set[int] = set()
+        self.legacy: set[int] = set()
         self.id = self.model = ""
-        self.usage: dict[str, Any] | None = None
-        self.odd: Any = None  # the last payload without a choice
+        self.usage: Any = None
 
-    def add(self, chunk: Any) -> list[Delta]:
-        """Take a chunk in; return what it adds."""
-        deltas: list[Delta] = []
-        if not isinstance(chunk, dict) or not chunk.get("choices"):
-            self.odd = chunk
-        for part in _dicts(chunk):
-            self.id = self.id or part.get("id") or ""
-            self.model = self.model or part.get("model") or ""
-            choices = _dicts(part.get("choices"))
-            for holder in (*choices, part):
-                self.usage = holder.get("usage") or self.usage
-            for choice in choices:
-                index = _number(choice.get("index")) or 0
-                if index not in self.choices:
-                    self.choices[index] = _Choice(index)
-                deltas += self.choices[index].add(choice)
-        return deltas
+    def deltas(self, chunks: Iterable[Any]) -> Iterator[Delta]:
+        for chunk in chunks:
+            delta = self._common(chunk)
+            if delta is not None:
+                yield delta
+                continue
+            for part in _dicts(chunk):
+                yield from self._part(part)
 
-    def finished(self) -> bool:
-        """Has every choice seen its finish_reason?"""
-        return bool(self.choices) and all(choice.finish for choice in self.choices.values())
-
-    def flush(self) -> list[Delta]:
-        """Give out what waits for the second half of a surrogate pair that will not come."""
-        return [delta for choice in self.choices.values() for delta in choice.flush()]
-
-
-class _Choice:
-    """One choice's texts and tool calls."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.texts = {kind: _Text() for kind in ("content", "reasoning", "refusal")}
-        self.calls: dict[int, _ToolCall] = {}
-        self.routes: dict[Any, _ToolCall] = {}
-        self.finish: str | None = None
-        self.had_delta = self.legacy = False
-
-    def add(self, choice: dict[str, Any]) -> list[Delta]:
-        self.finish = self.finish or choice.get("finish_reason") or None
-        deltas = [delta for part in _dicts(choice.get("delta")) for delta in self._taken(part)]
-        if deltas:
-            self.had_delta = True
-        elif not self.had_delta:
-            for message in _dicts(choice.get("message")):
-                deltas += self._taken(message)
-        return deltas
-
-    def _taken(self, delta: dict[str, Any]) -> list[Delta]:
-        deltas = []
-        for kind, text in _said_in(delta):
-            shown = self.texts[kind].add(text)
-            if shown:
-                deltas.append(Delta(kind, shown, self.index))
-        pieces = _dicts(delta.get("tool_calls"))
-        if not pieces and delta.get("function_call"):
-            pieces, self.legacy = [{"index": 0, "function": delta["function_call"]}], True
-        for piece in pieces:
-            deltas += self._call(piece).add(piece, self.index)
-        return deltas
-
-    def _call(self, piece: dict[str, Any]) -> _ToolCall:
-        """The tool call that a piece belongs to: by index, id or order, as far as they are sent."""
-        index, id_ = _number(piece.get("index")), piece.get("id") or ""
-        named = any(part.get("name") for part in _dicts(piece.get("function")))
-        known = self.routes.get((index, id_)) if id_ else None
-        call = known or self.routes.get(index)
-        if call is None or (named and known is None and call.is_closed_to(index, id_)):
-            free = index is not None and index >= 0 and index not in self.calls
-            key = index if free else max(self.calls, default=-1) + 1
-            call = self.calls[key] = _ToolCall(key)
-        self.routes[index] = self.routes[None] = call
-        if id_:
-            self.routes[index, id_] = self.routes[None, id_] = call
-        return call
-
-    def flush(self) -> list[Delta]:
-        texts = [(kind, text, 0) for kind, text in self.texts.items()]
-        for key, call in self.calls.items():
-            texts += [("tool_name", call.name, key), ("tool_arguments", call.arguments, key)]
-        ends = [(kind, text.flush(), key) for kind, text, key in texts]
-        return [Delta(kind, end, self.index, key) for kind, end, key in ends if end]
-
-    def result(self) -> dict[str, Any]:
-        content, reasoning, refusal = (str(text) for text in self.texts.values())
-        calls = {key: call.result() for key, call in sorted(self.calls.items())}
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            message["content"] = content or None
-            sent = [call.message() for _, call in sorted(self.calls.items())]
-            if self.legacy:
-                message["function_call"] = sent[0]["function"]
-            else:
-                message["tool_calls"] = sent
-        if refusal:
-            message["refusal"] = refusal
-        return {
-            "content": content,
-            "reasoning": reasoning,
-            "refusal": refusal,
-            "tool_calls": calls,
-            "finish": self.finish,
-            "message": message,
-        }
-
-
-class _ToolCall:
-    """One tool call, growing."""
-
-    def __init__(self, key: int) -> None:
-        self.key, self.id = key, ""
-        self.name, self.arguments = _Text(), _Text()
-
-    def is_closed_to(self, index: int | None, id_: str) -> bool:
-        """Does a named piece with this index and this id start another call?"""
-        if id_ and self.id:
-            return id_ != self.id
-        return index is None and bool(str(self.arguments))
-
-    def add(self, piece: dict[str, Any], choice: int) -> list[Delta]:
-        self.id = self.id or piece.get("id") or ""
-        deltas = []
-        for function in _dicts(piece.get("function")):
-            name, arguments = function.get("name"), function.get("arguments")
-            if isinstance(name, str) and name not in ("null", str(self.name)):
-                deltas.append(Delta("tool_name", self.name.add(name), choice, self.key))
-            if arguments is not None:
-                if not isinstance(arguments, str):
-                    arguments = json.dumps(arguments, ensure_ascii=False)
-                deltas.append(
-                    Delta("tool_arguments", self.arguments.add(arguments), choice, self.key)
-                )
-        return [delta for delta in deltas if delta.text]
-
-    def result(self) -> dict[str, Any]:
-        text = str(self.arguments)
+    def _common(self, chunk: Any) -> Delta | None:
+        """The common chunk, one piece of content and no more, on the shortest path."""
         try:
-            arguments = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-        return {
-            "id": self.id,
-            "name": str(self.name),
-            "arguments": arguments,
-            "arguments_text": text,
-        }
+            (choice,) = chunk["choices"]
+            ((name, text),) = choice["delta"].items()
+            index = choice["index"]
+            plain = name == "content" and text and text.isascii() and len(choice) < 5
+            more = choice["finish_reason"] or chunk.get("usage") or self.halves
+            if plain and not more and index in self.had_delta:
+                self.texts[index, "content", 0].write(text)
+                return Delta("content", text, index)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+        return None
 
-    def message(self) -> dict[str, Any]:
-        function = {"name": str(self.name), "arguments": str(self.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+    def _part(self, chunk: dict[str, Any]) -> Iterator[Delta]:
+        self.id = self.id or str(chunk.get("id") or "")
+        self.model = self.model or str(chunk.get("model") or "")
+        for holder in (*_choices(chunk), chunk):
+            self.usage = holder.get("usage") or self.usage
+        for choice in _choices(chunk):
+            index = _number(choice.get("index")) or 0
+            self.finish[index] = self.finish.get(index) or choice.get("finish_reason") or None
+            for delta in _dicts(choice.get("delta")):
+                for piece in self._delta(index, delta):
+                    self.had_delta.add(index)
+                    yield piece
+            for message in _dicts(choice.get("message")):
+                if index not in self.had_delta:
+                    yield from self._delta(index, message)
 
+    def _delta(self, choice: int, delta: dict[str, Any]) -> Iterator[Delta]:
+        names = ("reasoning_content", "reasoning", "reasoning_details")
+        said = {"reasoning": next(filter(None, map(delta.get, names)), None)}
+        said.update(content=delta.get("content"), refusal=delta.get("refusal"))
+        for kind, value in said.items():
+            for part_kind, text in _texts(kind, value):
+                yield from self._put(text, choice, part_kind)
+        calls = _dicts(delta.get("tool_calls"))
+        if not calls and delta.get("function_call"):
+            calls = [{"index": 0, "function": delta["function_call"]}]
+            self.legacy.add(choice)
+        for call in calls:
+            function = next(iter(_dicts(call.get("function"))), {})
+            name, arguments = str(function.get("name") or ""), function.get("arguments")
+            key = self._key(choice, _number(call.get("index")), str(call.get("id") or ""), name)
+            if name not in ("null", self.texts[choice, "tool_name", key].getvalue()):
+                yield from self._put(name, choice, "tool_name", key)
+            if not isinstance(arguments, (str, type(None))):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            yield from self._put(arguments or "", choice, "tool_arguments", key)
 
-class _Text:
-    """A growing text, in which the two halves of a surrogate pair may come in two pieces."""
+    def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
+        """The key of the call that a piece belongs to, by what is sent: index, id, order."""
+        ids = self.ids[choice]
+        known = self.keys.get((choice, index, id_)) if id_ else None
+        key = self.keys.get((choice, index, "")) if known is None else known
+        if key is not None and name and known is None:
+            begun = self.texts[choice, "tool_arguments", key].tell()
+            if (id_ and ids[key]) or (index is None and begun):
+                key = None
+        if key is None:
+            free = index is not None and index >= 0 and index not in ids
+            key = index if free and index is not None else max(ids, default=-1) + 1
+        ids[key] = ids.get(key) or id_
+        for route in ((index, ""), (None, ""), (index, id_), (None, id_)):
+            self.keys[(choice, *route)] = key
+        return key
 
-    def __init__(self) -> None:
-        self.file, self.half = io.StringIO(), ""
-
-    def add(self, piece: str) -> str:
-        """Take a piece in; return what of it may be shown now."""
-        if self.half or not piece.isascii():
-            piece, self.half = self.half + piece, ""
-            if "\ud800" <= piece[-1] <= "\udbff":
-                piece, self.half = piece[:-1], piece[-1]
+    def _put(
+        self, piece: str, choice: int, kind: str, call: int = 0, last: bool = False
+    ) -> Iterator[Delta]:
+        """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
+        where = choice, kind, call
+        if where in self.halves or not piece.isascii():
+            piece = self.halves.pop(where, "") + piece
+            if not last and "\ud800" <= piece[-1] <= "\udbff":
+                piece, self.halves[where] = piece[:-1], piece[-1]
             piece = _encodable(piece)
-        self.file.write(piece)
-        return piece
+        if piece:
+            self.texts[where].write(piece)
+            yield Delta(kind, piece, choice, call)
 
-    def flush(self) -> str:
-        self.half, half = "", self.half
-        return self.add("\ufffd") if half else ""
+    def flush(self) -> Iterator[Delta]:
+        """Give out the halves whose other half has not come."""
+        for choice, kind, call in list(self.halves):
+            yield from self._put("", choice, kind, call, last=True)
 
-    def __str__(self) -> str:
-        return self.file.getvalue()
+    def result(self, call: _Call) -> dict[str, Any]:
+        choices = {index: self._choice(index) for index in sorted(self.finish)}
+        timing = {**call.timing, "total": time.monotonic() - call.start}
+        seen = {"usage": self.usage, "choices": choices, "id": self.id, "model": self.model}
+        seen.update(request_id=call.request_id, streamed=call.streamed, timing=timing)
+        return {**(choices.get(0) or self._choice(0)), **seen}
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        kinds, calls, sent = ("content", "reasoning", "refusal"), {}, []
+        said = {kind: self.texts[index, kind, 0].getvalue() for kind in kinds}
+        for key, id_ in sorted(self.ids[index].items()):
+            name = self.texts[index, "tool_name", key].getvalue()
+            text = self.texts[index, "tool_arguments", key].getvalue()
+            value = _loaded(text) if text.strip() else {}
+            calls[key] = {"id": id_, "name": name, "arguments": None if value is text else value}
+            calls[key]["arguments_text"] = text
+            function = {"name": name, "arguments": text}
+            sent.append({"id": id_, "type": "function", "function": function})
+        message: dict[str, Any] = {"role": "assistant", "content": said["content"]}
+        if sent:
+            message["content"] = said["content"] or None
+            legacy = {"function_call": sent[0]["function"]}
+            message.update(legacy if index in self.legacy else {"tool_calls": sent})
+        if said["refusal"]:
+            message["refusal"] = said["refusal"]
+        finish = self.finish.get(index)
+        return {**said, "tool_calls": calls, "finish": finish, "message": message}
 
 
-# ---- Small readers of values and words ------------------------------------------------------------
-
-
-_DIGITS = re.compile(r"[0-9]{1,18}")  # int() refuses thousands of them
-_SPACE = re.compile(r"\s*")
-_DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
-_SSE_START = re.compile(rb"(\xef\xbb\xbf)?(data|event|id|retry)?[:\r\n]")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
-_SECRET_HEADER = re.compile(r"Auth|Key|Token|Cookie")
-_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
-_TEXT_MEMBERS = ("text", "thinking", "reasoning", "summary", "refusal", "content")
-_WORD_MEMBERS = ("error", "message", "detail", "msg", "error_message", "errors", "reason")
-_NOTE_MEMBERS = ("code", "type", "status")
-
-
-def _check_size(size: int) -> None:
+def _grown(size: int, line: str | bytearray) -> int:
+    """The size of an event, in bytes, with one more line of it."""
+    try:
+        size += len(line) if isinstance(line, bytearray) or line.isascii() else len(line.encode())
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"bad UTF-8 in {_quoted(line)}") from error
     if size > MAX_EVENT_BYTES:
-        raise ProtocolError(f"an event of more than MAX_EVENT_BYTES ({MAX_EVENT_BYTES})")
+        raise ProtocolError(f"an event is larger than MAX_EVENT_BYTES, {MAX_EVENT_BYTES}")
+    return size
 
 
-def _lines(block: bytes | bytearray) -> Iterable[str]:
-    """The lines of a block; one by one where it is not UTF-8, so that those before are not lost."""
-    try:
-        return block.decode().split("\n")
-    except UnicodeDecodeError:
-        return map(_line, block.split(b"\n"))
+def _texts(kind: str, value: Any, depth: int = 4) -> Iterator[tuple[str, str]]:
+    """The texts in a value, each with its kind: itself, or those of its parts."""
+    if isinstance(value, str) and value:
+        yield kind, value
+    elif isinstance(value, list) and depth:
+        for part in value:
+            yield from _texts(kind, part, depth - 1)
+    elif isinstance(value, dict) and depth:
+        kinds = {"thinking": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
+        names = ("text", "thinking", "summary", "reasoning", "refusal", "content")
+        part = next(filter(None, map(value.get, names)), None)
+        yield from _texts(kinds.get(str(value.get("type")), kind), part, depth - 1)
 
 
-def _line(line: bytes | bytearray) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        if line.startswith((b"data", b"event", b"id", b"retry")):
-            raise ProtocolError(f"bad UTF-8 in a field: {_quoted(bytes(line))}") from error
-        return line.decode("utf-8", "surrogateescape")
-
-
-def _said_in(delta: dict[str, Any]) -> list[tuple[str, str]]:
-    """The texts of a delta, each with its kind, thoughts first."""
-    thoughts = (_text(delta.get(name)) for name in _REASONING)
-    said = [("reasoning", next(filter(None, thoughts), ""))]
-    content = delta.get("content")
-    if isinstance(content, list):
-        said += [(_part_kind(part), _text(part)) for part in content]
-    else:
-        said.append(("content", _text(content)))
-    said.append(("refusal", _text(delta.get("refusal"))))
-    return [(kind, text) for kind, text in said if text]
-
-
-def _part_kind(part: Any) -> str:
-    kind = str(part.get("type")) if isinstance(part, dict) else ""
-    return (
-        "reasoning"
-        if kind in ("thinking", "reasoning")
-        else "refusal"
-        if kind == "refusal"
-        else "content"
-    )
-
-
-def _text(value: Any, depth: int = 4) -> str:
-    """The text in a value: itself, or that of its parts; they nest two deep where seen."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and depth:
-        return "".join(_text(part, depth - 1) for part in value)
-    if isinstance(value, dict) and depth:
-        texts = (_text(value.get(name), depth - 1) for name in _TEXT_MEMBERS)
-        return next(filter(None, texts), "")
-    return ""
+def _choices(value: Any) -> list[dict[str, Any]]:
+    return [choice for chunk in _dicts(value) for choice in _dicts(chunk.get("choices"))]
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; one object may stand for a list of one."""
-    if isinstance(value, dict):
-        return [value]
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    """The objects of a list; a single object is taken for a list of one."""
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, dict)]
 
 
 def _number(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+    return int(value) if re.fullmatch("-?[0-9]{1,18}", str(value)) else None
 
 
 def _loaded(text: str) -> Any:
-    """The text as JSON, or the text itself where it is not JSON."""
+    """The text as JSON, or the text itself where it is none."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return text.strip()
-
-
-def _page_words(page: str) -> str:
-    """The words of an error's body: JSON, HTML or plain text."""
-    value = _loaded(page)
-    if not isinstance(value, str):
-        return _words(value) or page
-    if value.startswith("<"):
-        value = re.sub(r"(?is)<(script|style)\b.*?(</\1\s*>|\Z)|<[^<>]*>", " ", value)
-    return html.unescape(value)
+    except (RecursionError, ValueError):
+        return text
 
 
 def _words(value: Any, depth: int = 8) -> str:
-    """What an error says for people, in whichever member it stands, with its code and type."""
-    if isinstance(value, list) and depth:
-        return "; ".join(filter(None, (_words(item, depth - 1) for item in value)))
-    if not isinstance(value, dict) or not depth:
-        return value if isinstance(value, str) else ""
-    words = next(filter(None, (_words(value.get(name), depth - 1) for name in _WORD_MEMBERS)), "")
-    place = value.get("loc")
-    notes = [".".join(map(str, place))] if isinstance(place, list) else []
-    notes += [str(value.get(name)) for name in _NOTE_MEMBERS if value.get(name)]
-    return f"{words} ({', '.join(notes)})" if words and notes else words
+    """All that an error says, in whatever shape, what is meant for people first."""
+    if isinstance(value, dict):
+        first = ("error", "message", "detail", "msg")
+        value = [value[name] for name in sorted(value, key=lambda name: name not in first)]
+    if isinstance(value, list):
+        return ", ".join(filter(None, (_words(each, depth - 1) for each in value if depth)))
+    if isinstance(value, str) and value.lstrip().startswith("<"):
+        value = re.sub(r"(?is)<(script|style)\b.*?(</\1>|\Z)|<[^<>]*>", " ", value)
+    return "" if value is None or isinstance(value, bool) else html.unescape(str(value)).strip()
 
 
-def _quoted(value: Any) -> str:
-    """The beginning of what was sent, in quotes, on one line."""
-    if isinstance(value, bytes):
-        value = value[:1000].decode("utf-8", "replace")
-    if not isinstance(value, str):
-        try:
-            value = json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            value = str(type(value))
-    return repr(value[:300])
-
-
-def _said(error: Any) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _one_line(text: str) -> str:
-    return _encodable(re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text)).strip()
+def _quoted(value: str | bytes | bytearray) -> str:
+    """The beginning of what was sent, quoted."""
+    text = value if isinstance(value, str) else value[:1200].decode("utf-8", "replace")
+    return repr(text[:300])
 
 
 def _encodable(text: str) -> str:
-    """Join the halves of surrogate pairs; a lone half becomes U+FFFD."""
+    """Join the halves of surrogate pairs; a lone one becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# ---- The command line: a smoke test, made of the public calls alone ------------------------------
+
+_EPILOG = """\
+examples:
+  python chat_stream.py                             a stream from a tiny server of its own
+  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 python chat_stream.py "Why is the sky blue?"
+  python chat_stream.py --replay body.sse --chunk-size 1
+
+OPENAI_API_KEY holds the key, OPENAI_BASE_URL the server (with a key alone: api.openai.com),
+OPENAI_MODEL the model. --replay reads a bare body (.sse), as --record keeps it: not a whole HTTP
+response, which begins with a status line and headers. Exit status: 0 complete, 1 error, 2 usage,
+3 cut by the token limit or filtered, 130 Ctrl-C."""
+_PROOF = """\
+Sent in sevens of bytes, through characters, lines and JSON, with comments and a pause in between,
+an emoji in two halves and a tool call in splinters: all of it came out whole. Streaming works."""
+_DEMO = """\
+: a server may send comments while the model thinks
+
+data: {"choices": [{"index": 0, "delta": {"reasoning_content": "They want to see a stream."}}]}
+
+data: {"choices": [{"index": 0, "delta": {"content": "Hello! 流式传输 comes in pieces \\ud83d"}}]}
+
+: and here comes the other half of the emoji
+
+data: {"choices": [{"index": 0, "delta": {"content": "\\ude80"}}]}
+
+data: {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "call_1", "function":
+data: {"name": "get_weather", "arguments": "{\\"city\\": \\"北"}}]}}]}
+
+data: {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments":
+data: "京\\"}"}}]}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
+
+data: [DONE]
+
+""".encode()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    import argparse  # not at the top: those who import this file do not need it
+
+    env, raw = os.environ.get, argparse.RawDescriptionHelpFormatter
+    about = "Ask a server for a chat completion, and show whether and how it streams."
+    parser = argparse.ArgumentParser(description=about, epilog=_EPILOG, formatter_class=raw)
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help="the question; else standard input")
+    add("--base", default=env("OPENAI_BASE_URL"), metavar="URL", help="the server")
+    add("--model", default=env("OPENAI_MODEL") or "gpt-4o-mini", metavar="NAME", help="the model")
+    add("--typewriter", type=float, metavar="CPS", help="play at CPS characters a second")
+    add("--tee", metavar="FILE", help="write the text to FILE too")
+    add("--record", metavar="FILE", help="keep the raw body in FILE")
+    add("--replay", metavar="FILE", help="print the events of a raw body, without network")
+    add("--chunk-size", type=int, default=READ_BYTES, metavar="N", help="--replay by N bytes")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--timeout", type=float, default=30.0, metavar="S", help="seconds of silence to allow")
+    add("--retries", type=int, default=0, metavar="N", help="times to try again")
+    add("--no-done", action="store_true", help="for a server that sends no [DONE]")
+    options = parser.parse_args(argv)
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="replace")
+    try:
+        status = _replay(options) if options.replay else _ask(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's last flush would complain
+        return 1
+    except (OSError, TypeError, ValueError) as error:
+        print(f"chat_stream: {error}", file=sys.stderr)
+        return 1 if isinstance(error, (OSError, ChatStreamError)) else 2
+
+
+def _replay(options: Any) -> int:
+    tail = None
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal tail
+        with open(options.replay, "rb") as file:
+            if file.read(5) == b"HTTP/":
+                raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
+            file.seek(0)
+            yield from iter(lambda: file.read(options.chunk_size), b"")
+        tail = b""  # what is ignored from now on is the tail
+
+    def ignored(line: bytes) -> None:
+        nonlocal tail
+        tail = None if tail is None else line
+
+    for event in sse_events(blocks(), ignored):
+        print(json.dumps({"event": event.event, "data": event.data}, ensure_ascii=False))
+    if tail:
+        print(f"chat_stream: {len(tail)} bytes were left over at the end", file=sys.stderr)
+    return 0
+
+
+def _ask(options: Any) -> int:
+    key, base = os.environ.get("OPENAI_API_KEY"), options.base
+    demo = not (key or base)
+    prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
+    if demo:
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=_serve_demo, args=(listener,), daemon=True).start()
+        base = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    with contextlib.ExitStack() as files:
+        tee = files.enter_context(open(options.tee, "w", encoding="utf-8")) if options.tee else None
+        record = files.enter_context(open(options.record, "wb")) if options.record else None
+        screen = _Screen(options, tee)
+        files.callback(screen.end_line, Delta("", ""))
+        payload = {"model": options.model, "messages": [{"role": "user", "content": prompt}]}
+        error = None
+        try:
+            result = chat_stream(
+                payload, base or "https://api.openai.com/v1", key, screen.show,
+                first_byte_timeout=options.timeout, idle_timeout=options.timeout,
+                require_done=not options.no_done, retries=options.retries, record=record,
+            )  # fmt: skip
+        except ChatStreamError as caught:
+            error, result = caught, caught.partial or {}
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False, indent=1))
+    print(f"chat_stream: {error}" if error else screen.summary(result), file=sys.stderr)
+    if demo and not error:
+        print(_PROOF, file=sys.stderr)
+    return 1 if error else 3 if result["finish"] in ("length", "content_filter") else 0
+
+
+def _serve_demo(listener: socket.socket) -> None:
+    with listener, listener.accept()[0] as connection:
+        connection.recv(READ_BYTES)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        for at in range(0, len(_DEMO), 7):
+            connection.sendall(_DEMO[at : at + 7])
+            time.sleep(0.5 if at == 357 else 0.002)
+
+
+class _Screen:
+    """What a person sees: the answer on standard output, and on stderr thoughts and waiting."""
+
+    def __init__(self, options: Any, tee: TextIO | None) -> None:
+        self.terminal, self.begun = sys.stderr.isatty(), threading.Event()
+        self.dim = "\x1b[2m%s\x1b[0m" if self.terminal and not os.environ.get("NO_COLOR") else "%s"
+        self.quiet, self.last, self.times = options.json, Delta("", ""), [time.monotonic()]
+        self.writers = [typewriter(tee)] * bool(tee)
+        self.writers += [typewriter(cps=options.typewriter)] * (not self.quiet)
+        self.waiter = threading.Thread(target=self._wait, daemon=True)
+        self.waiter.start()
+
+    def _wait(self) -> None:
+        while self.terminal and not self.begun.wait(0.2):
+            seconds = time.monotonic() - self.times[0]
+            self._print(f"\rwaiting for the first byte: {seconds:.0f} s", sys.stderr)
+
+    def _print(self, text: str, file: TextIO) -> None:
+        print(text, end="", file=file, flush=True)
+
+    def show(self, delta: Delta) -> None:
+        self.times.append(time.monotonic())
+        self.end_line(delta)
+        if delta.kind == "content":
+            for write in self.writers:
+                write(delta)
+        elif delta.kind == "reasoning" and not self.quiet:
+            self._print(self.dim % delta.text, sys.stderr)
+        elif not self.quiet:
+            begins = delta.kind == "tool_arguments" and self.last.kind == "tool_name"
+            self._print(" " * begins + delta.text, sys.stdout)
+        self.last = delta
+
+    def end_line(self, delta: Delta) -> None:
+        """Wipe the waiting away; end the line of what came before, if it is something else."""
+        if not self.begun.is_set():
+            self.begun.set()
+            self.waiter.join()
+            self._print("\r" + " " * 40 + "\r" if self.terminal else "", sys.stderr)
+        same = delta.kind[:5] == self.last.kind[:5] and delta.call == self.last.call
+        if self.last.text and not same and not self.quiet:
+            self._print("\n", sys.stderr if self.last.kind == "reasoning" else sys.stdout)
+
+    def summary(self, result: dict[str, Any]) -> str:
+        gaps = sorted(b - a for a, b in zip(self.times, self.times[1:])) or [0.0]
+        tokens = (result["usage"] or {}).get("completion_tokens", "?")
+        first, reads = result["timing"]["first_byte"], result["timing"]["reads"]
+        return (
+            f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, "
+            f"first byte {first:.2f} s, {reads} reads, "
+            f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
