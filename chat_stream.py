@@ -5,13 +5,13 @@
     result = chat_stream(payload, "https://api.openai.com/v1", key, typewriter())
     payload["messages"].append(result["message"])
 
-Promises: the whole answer, or an error that says what went wrong and holds what had arrived; a
-stream that ends before its [DONE] is an error; however the bytes are cut, the events are the same;
-no redirect is followed, and the key stands in no message; memory is bounded.
-Not done: reconnecting (nothing on this wire can be resumed), connection pools, asyncio, repairing
-JSON, checking tool arguments against a schema.
-To vendor it, copy this file under any name and leave it as it is: __version__ says which one it
-is. To upgrade, copy the newer file over it.
+It gives the whole answer, or an error that says what went wrong and holds what had arrived: a
+stream that ends before its [DONE] is an error. However the bytes are cut, the events are the same.
+No redirect is followed, the key stands in no message, memory is bounded. It does not reconnect
+(nothing on this wire can be resumed), pool connections, run under asyncio or repair JSON.
+
+To vendor it, copy this file under any name, unchanged; __version__ says which one it is. To
+upgrade it, copy the newer one over it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import urllib.request
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 from urllib.parse import quote, urljoin, urlsplit
 
 __all__ = (
@@ -75,18 +75,17 @@ class Event(NamedTuple):
 
 
 class ChatStreamError(Exception):
-    """The base of all that a call raises once its arguments were found good.
+    """The base of all that a call raises, once its arguments were found good.
 
-    ChatStreamError
-    ├─ ConnectError       no response: refused, DNS, TLS, proxy, closed before headers, not HTTP
-    ├─ HTTPStatusError    a status other than 2xx, redirects too
-    ├─ ServerError        the server reported a failure inside a 200
-    ├─ ProtocolError      neither events nor JSON, bad UTF-8, bad JSON, an event too large
-    ├─ StreamInterrupted  the stream ended before its [DONE]
-    └─ StreamTimeout      the server was silent for too long
+    ConnectError       no response: refused, DNS, TLS, proxy, closed before headers, not HTTP
+    HTTPStatusError    a status other than 2xx, redirects too
+    ServerError        the server reported a failure inside a 200
+    ProtocolError      neither events nor JSON, bad UTF-8, bad JSON, an event too large
+    StreamInterrupted  the end before [DONE]: EOF, reset, an incomplete chunk, cut JSON
+    StreamTimeout      the server was silent for too long
 
-    Any other exception is a bug, or the caller's own. The original is the __cause__. A message is
-    one line for people: tell errors apart by class and attributes. Errors pickle and copy.
+    Anything else is a bug. The original is the __cause__. Messages are one line, for people: go by
+    class and attributes. Errors pickle and copy.
     """
 
     partial: dict[str, Any] | None = None  # a result, of what had arrived
@@ -204,12 +203,12 @@ def sse_events(
         block, line_end, rest = read.rpartition(b"\n")
         if not line_end:
             held += rest
-            _grown(size, held)
+            _grown(0, held)
             continue
+        block, bom, held = (held + block).removeprefix(bom), b"", bytearray(rest)
+        huge = len(block) > MAX_EVENT_BYTES
         # Bad bytes are kept as they are until it is known whether their field matters.
-        lines = (held + block).removeprefix(bom).decode("utf-8", "surrogateescape").split("\n")
-        bom, held = b"", bytearray(rest)
-        for line in lines:
+        for line in block.decode("utf-8", "surrogateescape").split("\n"):
             if not line:
                 if data:
                     yield Event(event or "message", "\n".join(data), last_id, retry)
@@ -220,6 +219,8 @@ def sse_events(
             else:
                 field, _, value = line.partition(":")
                 value = value.removeprefix(" ")
+            if huge:
+                _grown(0, bytearray(line.encode("utf-8", "surrogateescape")))
             if field in ("data", "event", "id", "retry"):
                 size = _grown(size, line)
             if field == "data":
@@ -341,15 +342,16 @@ class _Call:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         # What messages show: not the query, where some services take the key.
         self.where = f" [{parts.scheme}://{parts.hostname}:{port}{parts.path[:300]}]"
-        self.request_id: str | None = None
-        self.timing: dict[str, Any] = {"first_byte": None, "first_delta": None}
+        self.timing: dict[str, Any] = dict.fromkeys(("first_byte", "first_delta"))
         self.timing.update(total=0.0, reads=0, max_gap=0.0)
-        self.start = self.silence = 0.0
+        self.response = self.sock = cast(Any, None)
+        self.request_id: str | None = None
+        self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
         self.streamed, self.done = True, False
         self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
         self.stray, self.tail = "", b""  # the last payload without a choice; what is left unparsed
 
-    def open(self) -> _Response:
+    def open(self) -> Any:
         """Send the request, and again where that is allowed; return a 2xx response."""
         (body, plain_body), tries = self.bodies, 0
         while True:
@@ -360,20 +362,20 @@ class _Call:
                 refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
                 if refused and plain_body:
                     body, plain_body = plain_body, None
-                    continue
-                if tries >= self.retries or not (status >= 500 or status in (408, 409, 429)):
+                elif tries < self.retries and (status >= 500 or status in (408, 409, 429)):
+                    tries += 1
+                    wait = 0.5 * 2**tries * random.uniform(0.5, 1) if wait is None else wait
+                    _log.warning("retry %d of %d%s", tries, self.retries, self.where)
+                    time.sleep(min(wait, MAX_RETRY_WAIT))
+                else:
                     raise
-            tries += 1
-            wait = 0.5 * 2**tries * random.uniform(0.5, 1) if wait is None else wait
-            _log.warning("retry %d of %d%s", tries, self.retries, self.where)
-            time.sleep(min(wait, MAX_RETRY_WAIT))
 
-    def _send(self, body: bytes) -> _Response:
+    def _send(self, body: bytes) -> Any:
         request = urllib.request.Request(self.url, body, self.headers, method="POST")
         host = request.host
         # No handler for redirects, which would take the key along, and none for error statuses.
         opener = urllib.request.OpenerDirector()
-        opener.add_handler(_Handler(self.context))
+        opener.add_handler(_Handler(self))
         opener.add_handler(urllib.request.UnknownHandler())
         if not re.match(r"(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host):
             opener.add_handler(urllib.request.ProxyHandler())
@@ -384,10 +386,8 @@ class _Call:
             reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
             via = f" from the proxy {request.host}" * (request.host != host)
             if isinstance(reason, socket.timeout):
-                text = (
-                    f"no response{via} in {self.first_byte_timeout:g} s; raise first_byte_timeout?"
-                )
-                raise StreamTimeout(text, phase="first byte") from error
+                limit = f"{self.first_byte_timeout:g} s; raise first_byte_timeout?"
+                raise StreamTimeout(f"no response{via} in {limit}", phase="first byte") from error
             remedy = "does the server run there? is its certificate one to trust (see context)?"
             raise ConnectError(f"no response{via}: {reason!r}; {remedy}") from error
         self.response, self.cut, self.silence = response, None, 0.0
@@ -429,7 +429,7 @@ class _Call:
             start, wait = time.monotonic(), min(self.idle_timeout, stall_timeout - self.silence)
             try:
                 if wait != timeout:
-                    self.response.sock.settimeout(max(wait, 0.001))
+                    self.sock.settimeout(max(wait, 0.001))
                     timeout = wait
                 read = self.response.read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
@@ -535,31 +535,29 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-class _Response(http.client.HTTPResponse):
-    """A response that keeps its socket: the timeout changes once the headers are in."""
-
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.sock = sock
-
-
 class _Handler(urllib.request.HTTPHandler):
-    """urllib's handler for http and https, with such responses."""
+    """urllib's handler, for http and https, that keeps the socket: its timeout changes later."""
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
+    def __init__(self, call: _Call) -> None:
         super().__init__()
-        self.options = {"context": context}
+        self.call = call
 
     def http_open(self, request: urllib.request.Request) -> Any:
+        def response(connection: Any, sock: socket.socket, *args: Any, **options: Any) -> Any:
+            self.call.sock = sock
+            return http.client.HTTPResponse(sock, *args, **options)
+
         https = request.type == "https"
         kind: Any = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        connection: Any = type("_Connection", (kind,), {"response_class": _Response})
-        return self.do_open(connection, request, **(self.options if https else {}))
+        connection: Any = type("_Connection", (kind,), {"response_class": response})
+        return self.do_open(connection, request, **{"context": self.call.context} if https else {})
 
     https_open, https_request = http_open, urllib.request.HTTPHandler.http_request
 
 
 _DONE = object()
+_GAP = re.compile(r"(?:\s+|:.*)*")  # between values: white space, comments that were wrapped again
+_DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
 _decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
 
 
@@ -611,32 +609,28 @@ def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
 
 
 def _values(data: str) -> Iterator[Any]:
-    """What stands in an event's data, one after another: JSON, [DONE], comments wrapped again."""
-    while data := data.lstrip():
-        if data.startswith(":"):
-            _, _, data = data.partition("\n")
-        elif re.match(r"(\[DONE\]|DONE)(\s|\Z)", data):
+    """What stands in an event's data, one after another: JSON values, [DONE]."""
+    at = 0
+    while (gap := _GAP.match(data, at)) and gap.end() < len(data):
+        if _DONE_WORD.match(data, gap.end()):
             yield _DONE
             return
-        else:
-            try:
-                value, end = _decode(data)
-            except (ValueError, RecursionError) as error:
-                raise ProtocolError(f"not JSON: {_quoted(data)}") from error
-            yield value
-            data = data[end:]
+        try:
+            value, at = _decode(data, gap.end())
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"not JSON: {_quoted(data[gap.end() :])}") from error
+        yield value
 
 
 def _tail_chunks(call: _Call) -> Iterator[Any]:
-    """What is left at the end, read as if it had ended: it counts with a [DONE], or if it is JSON
-    all alone; else it may raise an error, and no more."""
+    """What is left at the end, read as if it had ended, counts with a [DONE] or as whole JSON."""
     tail, chunks = call.tail, []
     try:
         for chunk in _event_chunks(call, sse_events([tail, b"\n\n"])):
-            chunks.append(chunk)
-    except ProtocolError:
-        cut = call.cut or not tail.rstrip().endswith((b"}", b"]"))
-        if not (call.streamed or chunks or cut):
+            chunks += [chunk]
+    except ProtocolError as error:
+        cut = re.search("Unterminated|delimiter", str(error.__cause__)) or tail[-1:] not in b"}] "
+        if not (call.streamed or chunks or call.cut or cut):
             raise
     if chunks and not call.streamed:
         if not any(choice.get("message") for choice in _choices(chunks[0])):
@@ -659,11 +653,11 @@ def _check_reported(value: Any) -> None:
 
 
 class _Answer:
-    """What the chunks have said so far; its texts go by choice, kind and tool call."""
+    """What the chunks have said so far; texts go by kind, choice and tool call."""
 
     def __init__(self) -> None:
-        self.texts: dict[tuple[int, str, int], io.StringIO] = defaultdict(io.StringIO)
-        self.halves: dict[tuple[int, str, int], str] = {}  # that wait for their other half
+        self.texts: dict[tuple[str, int, int], io.StringIO] = defaultdict(io.StringIO)
+        self.halves: dict[tuple[str, int, int], str] = {}  # that wait for their other half
         self.finish: dict[int, Any] = {}  # by choice
         self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
         self.keys: dict[tuple[Any, ...], int] = {}  # of tool calls, by choice, index and id
@@ -690,7 +684,7 @@ class _Answer:
             plain = name == "content" and text and text.isascii() and len(choice) < 5
             more = choice["finish_reason"] or chunk.get("usage") or self.halves
             if plain and not more and index in self.had_delta:
-                self.texts[index, "content", 0].write(text)
+                self.texts["content", index, 0].write(text)
                 return Delta("content", text, index)
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
@@ -718,7 +712,7 @@ class _Answer:
         said.update(content=delta.get("content"), refusal=delta.get("refusal"))
         for kind, value in said.items():
             for part_kind, text in _texts(kind, value):
-                yield from self._put(text, choice, part_kind)
+                yield from self._put((part_kind, choice, 0), text)
         calls = _dicts(delta.get("tool_calls"))
         if not calls and delta.get("function_call"):
             calls = [{"index": 0, "function": delta["function_call"]}]
@@ -727,34 +721,30 @@ class _Answer:
             function = next(iter(_dicts(call.get("function"))), {})
             name, arguments = str(function.get("name") or ""), function.get("arguments")
             key = self._key(choice, _number(call.get("index")), str(call.get("id") or ""), name)
-            if name not in ("null", self.texts[choice, "tool_name", key].getvalue()):
-                yield from self._put(name, choice, "tool_name", key)
+            if name not in ("null", self.texts["tool_name", choice, key].getvalue()):
+                yield from self._put(("tool_name", choice, key), name)
             if not isinstance(arguments, (str, type(None))):
                 arguments = json.dumps(arguments, ensure_ascii=False)
-            yield from self._put(arguments or "", choice, "tool_arguments", key)
+            yield from self._put(("tool_arguments", choice, key), arguments or "")
 
     def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
         """The key of the call that a piece belongs to, by what is sent: index, id, order."""
         ids = self.ids[choice]
         known = self.keys.get((choice, index, id_)) if id_ else None
         key = self.keys.get((choice, index, "")) if known is None else known
-        if key is not None and name and known is None:
-            begun = self.texts[choice, "tool_arguments", key].tell()
-            if (id_ and ids[key]) or (index is None and begun):
-                key = None
+        if key is not None and known is None and name:
+            begun = self.texts["tool_arguments", choice, key].tell()
+            key = None if (id_ and ids[key]) or (index is None and begun) else key
         if key is None:
             free = index is not None and index >= 0 and index not in ids
-            key = index if free and index is not None else max(ids, default=-1) + 1
+            key = cast(int, index) if free else max(ids, default=-1) + 1
         ids[key] = ids.get(key) or id_
         for route in ((index, ""), (None, ""), (index, id_), (None, id_)):
             self.keys[(choice, *route)] = key
         return key
 
-    def _put(
-        self, piece: str, choice: int, kind: str, call: int = 0, last: bool = False
-    ) -> Iterator[Delta]:
+    def _put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
         """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
-        where = choice, kind, call
         if where in self.halves or not piece.isascii():
             piece = self.halves.pop(where, "") + piece
             if not last and "\ud800" <= piece[-1] <= "\udbff":
@@ -762,12 +752,12 @@ class _Answer:
             piece = _encodable(piece)
         if piece:
             self.texts[where].write(piece)
-            yield Delta(kind, piece, choice, call)
+            yield Delta(where[0], piece, *where[1:])
 
     def flush(self) -> Iterator[Delta]:
         """Give out the halves whose other half has not come."""
-        for choice, kind, call in list(self.halves):
-            yield from self._put("", choice, kind, call, last=True)
+        for where in list(self.halves):
+            yield from self._put(where, "", last=True)
 
     def result(self, call: _Call) -> dict[str, Any]:
         choices = {index: self._choice(index) for index in sorted(self.finish)}
@@ -778,22 +768,22 @@ class _Answer:
 
     def _choice(self, index: int) -> dict[str, Any]:
         kinds, calls, sent = ("content", "reasoning", "refusal"), {}, []
-        said = {kind: self.texts[index, kind, 0].getvalue() for kind in kinds}
+        said = {kind: self.texts[kind, index, 0].getvalue() for kind in kinds}
         for key, id_ in sorted(self.ids[index].items()):
-            name = self.texts[index, "tool_name", key].getvalue()
-            text = self.texts[index, "tool_arguments", key].getvalue()
+            name = self.texts["tool_name", index, key].getvalue()
+            text = self.texts["tool_arguments", index, key].getvalue()
             value = _loaded(text) if text.strip() else {}
             calls[key] = {"id": id_, "name": name, "arguments": None if value is text else value}
             calls[key]["arguments_text"] = text
             function = {"name": name, "arguments": text}
             sent.append({"id": id_, "type": "function", "function": function})
         message: dict[str, Any] = {"role": "assistant", "content": said["content"]}
-        if sent:
-            message["content"] = said["content"] or None
-            legacy = {"function_call": sent[0]["function"]}
-            message.update(legacy if index in self.legacy else {"tool_calls": sent})
         if said["refusal"]:
             message["refusal"] = said["refusal"]
+        if sent:
+            legacy = {"function_call": sent[0]["function"]}
+            message.update(legacy if index in self.legacy else {"tool_calls": sent})
+            message["content"] = said["content"] or None
         finish = self.finish.get(index)
         return {**said, "tool_calls": calls, "finish": finish, "message": message}
 
