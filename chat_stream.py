@@ -37,7 +37,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TextIO, cast
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 __all__ = (
     "ChatStreamError", "ConnectError", "Delta", "Event", "HTTPStatusError", "ProtocolError",
@@ -54,6 +54,7 @@ MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: a socket takes no more t
 READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast network holds ready
 
 _log = logging.getLogger("chat_stream")
+_new = tuple.__new__  # takes half the time of a named tuple's own constructor
 
 
 class Delta(NamedTuple):
@@ -205,13 +206,16 @@ def sse_events(
             held += rest
             _grown(0, held)
             continue
-        block, bom, held = (held + block).removeprefix(bom), b"", bytearray(rest)
+        if held or bom:
+            block, bom = b"".join((held, block)).removeprefix(bom), b""
+            held.clear()
+        held += rest
         huge = len(block) > MAX_EVENT_BYTES
         # Bad bytes are kept as they are until it is known whether their field matters.
         for line in block.decode("utf-8", "surrogateescape").split("\n"):
             if not line:
                 if data:
-                    yield Event(event or "message", "\n".join(data), last_id, retry)
+                    yield _new(Event, (event or "message", "\n".join(data), last_id, retry))
                 data, event, retry, size = [], "", None, 0
                 continue
             if line.startswith("data: "):
@@ -271,12 +275,7 @@ def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
     call.start, answer, error = time.monotonic(), _Answer(), None
     try:
         with call.open():
-            deltas = answer.deltas(_chunks(call))
-            for delta in deltas:
-                call.timing["first_delta"] = time.monotonic() - call.start
-                yield delta
-                break
-            yield from deltas
+            yield from answer.deltas(_chunks(call))
         _check_end(call, answer)
     except ChatStreamError as caught:
         error = caught
@@ -342,8 +341,7 @@ class _Call:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         # What messages show: not the query, where some services take the key.
         self.where = f" [{parts.scheme}://{parts.hostname}:{port}{parts.path[:300]}]"
-        self.timing: dict[str, Any] = dict.fromkeys(("first_byte", "first_delta"))
-        self.timing.update(total=0.0, reads=0, max_gap=0.0)
+        self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
         self.response = self.sock = cast(Any, None)
         self.request_id: str | None = None
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
@@ -404,14 +402,14 @@ class _Call:
         """The error for a status; it stands also where its body stalls or is cut."""
         status, headers, body = self.response.status, self.response.headers, bytearray()
         with contextlib.suppress(ProtocolError):
-            for read in self.inflated(self.idle_timeout):
+            for read in self.body(self.idle_timeout)[1]:
                 body += read
                 if len(body) > MAX_BODY_BYTES:
                     break
         page = body[:MAX_BODY_BYTES].decode("utf-8", "replace")
         text = f"HTTP {status} {self.response.reason}: {_words(_loaded(page)) or 'no words'}"
         if status // 100 == 3:
-            target = urljoin(self.url, headers.get("Location", ""))
+            target = headers.get("Location", "nowhere")
             text += f"; redirects are not followed: if {target} is right, make it the base"
         text += "; check the key" * (status in (401, 403))
         text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
@@ -424,27 +422,29 @@ class _Call:
 
     def reads(self, stall_timeout: float) -> Iterator[bytes]:
         """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
-        timeout = 0.0
+        read1, monotonic = self.response.read1, time.monotonic
+        idle_timeout, timeout = self.idle_timeout, 0.0
         while True:
-            start, wait = time.monotonic(), min(self.idle_timeout, stall_timeout - self.silence)
+            start, left = monotonic(), stall_timeout - self.silence
             try:
-                if wait != timeout:
-                    self.sock.settimeout(max(wait, 0.001))
-                    timeout = wait
-                read = self.response.read1(READ_BYTES)
+                if left < idle_timeout or timeout < idle_timeout:
+                    timeout = min(left, idle_timeout)
+                    self.sock.settimeout(max(timeout, 0.001))
+                read = read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 self.cut = StreamInterrupted(f"the connection broke: {error!r}")
                 if isinstance(error, socket.timeout):
-                    idle = wait == self.idle_timeout
-                    phase, limit = ("idle", wait) if idle else ("stall", stall_timeout)
+                    idle = timeout == idle_timeout
+                    phase, limit = ("idle", timeout) if idle else ("stall", stall_timeout)
                     text = f"no {'byte' if idle else 'data event'} in {limit:g} s"
                     self.cut = StreamTimeout(f"{text}; raise {phase}_timeout?", phase=phase)
                 self.cut.__cause__ = error
                 return
-            gap = time.monotonic() - start
+            gap = monotonic() - start
             self.silence += gap
             self.timing["reads"] += 1
-            self.timing["max_gap"] = max(self.timing["max_gap"], gap)
+            if gap > self.timing["max_gap"]:
+                self.timing.update(max_gap=gap)
             if not read:
                 break
             if self.record is not None:
@@ -453,15 +453,15 @@ class _Call:
         if self.response.length:  # read1 ends a short body as it ends a whole one
             self.cut = StreamInterrupted(f"{self.response.length} bytes of the body are missing")
 
-    def inflated(self, stall_timeout: float) -> Iterator[bytes]:
-        """The reads, inflated where they are gzip (RFC 1952), labelled or not, bit by bit."""
+    def body(self, stall_timeout: float) -> tuple[bytes, Iterator[bytes]]:
+        """The first bytes and all reads; gzip, labelled or not, is inflated."""
         encoding = self.response.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
             raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
         head, reads = _peeked(self.reads(stall_timeout))
-        if not head.startswith(b"\x1f\x8b"):
-            yield from reads
-            return
+        return _peeked(self._inflated(reads)) if head.startswith(b"\x1f\x8b") else (head, reads)
+
+    def _inflated(self, reads: Iterator[bytes]) -> Iterator[bytes]:
         member = zlib.decompressobj(31)
         for read in reads:
             piece = b""
@@ -563,7 +563,7 @@ _decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once
 
 def _chunks(call: _Call) -> Iterator[Any]:
     """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
-    head, reads = _peeked(call.inflated(call.stall_timeout))
+    head, reads = call.body(call.stall_timeout)
     kind = call.response.headers.get("Content-Type", "no Content-Type")
     if head.startswith((b"{", b"[", b"\xef\xbb\xbf{")):
         # A JSON body is one event without its framing.
@@ -572,12 +572,9 @@ def _chunks(call: _Call) -> Iterator[Any]:
     elif not ("event-stream" in kind.lower() or re.match(rb"(\xef\xbb\xbf)?\w*[:\r\n]|\Z", head)):
         remedy = "neither events nor JSON; check the base: most end in /v1"
         raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
-    events = sse_events(reads, call.see_ignored)
-    for chunk in itertools.chain(_event_chunks(call, events), _tail_chunks(call)):
-        if chunk is _DONE:
-            call.done = True
-            return
-        yield chunk
+    yield from _event_chunks(call, sse_events(reads, call.see_ignored))
+    if not call.done:
+        yield from _tail_chunks(call)
 
 
 def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
@@ -602,6 +599,9 @@ def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
         except (ValueError, RecursionError):
             end = -1
         for chunk in (value,) if end == len(data) else _values(data):
+            if chunk is _DONE:
+                call.done = True
+                return
             yield chunk
             if '"error"' in data or type(chunk) is not dict or not chunk.get("choices"):
                 call.stray = data
@@ -629,15 +629,20 @@ def _tail_chunks(call: _Call) -> Iterator[Any]:
         for chunk in _event_chunks(call, sse_events([tail, b"\n\n"])):
             chunks += [chunk]
     except ProtocolError as error:
-        cut = re.search("Unterminated|delimiter", str(error.__cause__)) or tail[-1:] not in b"}] "
-        if not (call.streamed or chunks or call.cut or cut):
+        # Malformed before its end, not cut there?
+        reason, text = error.__cause__, tail.decode("utf-8", "replace").strip()
+        whole = text.endswith(("}", "]")) and "Unterminated" not in str(reason)
+        if (
+            whole
+            and getattr(reason, "pos", 0) < len(text) - 6
+            and not (call.streamed or chunks or call.cut)
+        ):
             raise
     if chunks and not call.streamed:
         if not any(choice.get("message") for choice in _choices(chunks[0])):
             raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(tail)}")
-        yield from (chunks[0], _DONE)
-    elif _DONE in chunks:
-        yield from chunks
+        call.done = True
+    yield from chunks if call.done else ()
 
 
 def _check_reported(value: Any) -> None:
@@ -665,6 +670,7 @@ class _Answer:
         self.legacy: set[int] = set()
         self.id = self.model = ""
         self.usage: Any = None
+        self.first_delta: float | None = None  # when it came
 
     def deltas(self, chunks: Iterable[Any]) -> Iterator[Delta]:
         for chunk in chunks:
@@ -685,7 +691,7 @@ class _Answer:
             more = choice["finish_reason"] or chunk.get("usage") or self.halves
             if plain and not more and index in self.had_delta:
                 self.texts["content", index, 0].write(text)
-                return Delta("content", text, index)
+                return _new(Delta, ("content", text, index, 0))
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         return None
@@ -751,6 +757,7 @@ class _Answer:
                 piece, self.halves[where] = piece[:-1], piece[-1]
             piece = _encodable(piece)
         if piece:
+            self.first_delta = self.first_delta or time.monotonic()
             self.texts[where].write(piece)
             yield Delta(where[0], piece, *where[1:])
 
@@ -761,7 +768,8 @@ class _Answer:
 
     def result(self, call: _Call) -> dict[str, Any]:
         choices = {index: self._choice(index) for index in sorted(self.finish)}
-        timing = {**call.timing, "total": time.monotonic() - call.start}
+        first = self.first_delta and self.first_delta - call.start
+        timing = {**call.timing, "first_delta": first, "total": time.monotonic() - call.start}
         seen = {"usage": self.usage, "choices": choices, "id": self.id, "model": self.model}
         seen.update(request_id=call.request_id, streamed=call.streamed, timing=timing)
         return {**(choices.get(0) or self._choice(0)), **seen}
