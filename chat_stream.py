@@ -204,13 +204,12 @@ def sse_events(
         block, line_end, rest = read.rpartition(b"\n")
         if not line_end:
             held += rest
-            _grown(0, held)
+            _grown(len(held), "")
             continue
         if held or bom:
             block, bom = b"".join((held, block)).removeprefix(bom), b""
             held.clear()
         held += rest
-        huge = len(block) > MAX_EVENT_BYTES
         # Bad bytes are kept as they are until it is known whether their field matters.
         for line in block.decode("utf-8", "surrogateescape").split("\n"):
             if not line:
@@ -223,10 +222,10 @@ def sse_events(
             else:
                 field, _, value = line.partition(":")
                 value = value.removeprefix(" ")
-            if huge:
-                _grown(0, bytearray(line.encode("utf-8", "surrogateescape")))
             if field in ("data", "event", "id", "retry"):
-                size = _grown(size, line)
+                size = _grown(size, line, strict=True)
+            else:
+                _grown(0, line)
             if field == "data":
                 data.append(value)
             elif field == "event":
@@ -248,8 +247,9 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
     out: a text file, by default standard output; what it cannot encode is replaced.
     cps: characters a second, so that bursts on the network do not show; None writes at once.
     """
-    pause = 0.0 if cps is None else 1 / _positive("cps", cps)
-    due = 0.0
+    if cps is not None and not cps > 0:
+        raise ValueError(f"cps must be more than 0, not {cps}")
+    pause, due = 1 / cps if cps else 0.0, 0.0
 
     def write(delta: Delta) -> None:
         nonlocal due
@@ -279,7 +279,8 @@ def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
         _check_end(call, answer)
     except ChatStreamError as caught:
         error = caught
-    yield from answer.flush()
+    for where in list(answer.halves):
+        yield from answer.put(where, "", last=True)
     result = answer.result(call)
     _log.debug("%s%s", type(error).__name__ if error else "complete", call.where)
     if error is None:
@@ -296,9 +297,7 @@ def _check_end(call: _Call, answer: _Answer) -> None:
     lax = not call.require_done and not isinstance(call.cut, StreamInterrupted)
     if (call.done and answer.finish) or (finished and lax):
         return
-    error = call.cut or StreamInterrupted(
-        f"the end came {'with' if call.done else 'before'} [DONE]"
-    )
+    error = call.cut or StreamInterrupted("the end, or [DONE], came too early")
     text = "no finish_reason had come" if answer.finish else "the stream was empty"
     if finished:
         text = "each finish_reason had come: for a server without [DONE], pass require_done=False"
@@ -320,10 +319,13 @@ class _Call:
         context: ssl.SSLContext | None, record: BinaryIO | None,
     ) -> None:  # fmt: skip
         names = "first_byte_timeout", "idle_timeout", "stall_timeout"
-        limits = [min(_positive(*each), MAX_TIMEOUT) for each in zip(names, timeouts)]
+        for name, seconds in zip(names, timeouts):
+            if not seconds > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, not {seconds}")
+        limits = [min(float(seconds), MAX_TIMEOUT) for seconds in timeouts]
         self.first_byte_timeout, self.idle_timeout, self.stall_timeout = limits
-        if not retries >= 0:
-            raise ValueError(f"retries must be 0 or more, not {retries}")
+        if not isinstance(retries, int) or retries < 0:
+            raise ValueError(f"retries must be a whole number from 0, not {retries!r}")
         if not isinstance(context, (ssl.SSLContext, type(None))):
             raise TypeError(f"context must be an ssl.SSLContext, not {context!r}")
         if not (record is None or hasattr(record, "write")):
@@ -331,7 +333,7 @@ class _Call:
         self.require_done, self.retries = require_done, retries
         self.context, self.record = context, record
         self.bodies, self.url = _bodies(payload), _endpoint(base)
-        self.headers = _headers(str.strip(key or ""), headers or {})
+        self.headers = _headers(str.strip(key or ""), dict(headers or {}))
         # A short key ("none", "ollama") is no secret, and may be part of other words.
         named = [self.headers[name] for name in self.headers if re.search("Auth|Key|Token", name)]
         secrets = [re.escape(value.removeprefix("Bearer ")) for value in named if value]
@@ -375,7 +377,7 @@ class _Call:
         opener = urllib.request.OpenerDirector()
         opener.add_handler(_Handler(self))
         opener.add_handler(urllib.request.UnknownHandler())
-        if not re.match(r"(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host):
+        if not re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host):
             opener.add_handler(urllib.request.ProxyHandler())
         _log.debug("POST%s", self.where)
         try:
@@ -390,8 +392,8 @@ class _Call:
             raise ConnectError(f"no response{via}: {reason!r}; {remedy}") from error
         self.response, self.cut, self.silence = response, None, 0.0
         self.timing["first_byte"] = time.monotonic() - self.start
-        request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
-        self.request_id = request_id
+        ids = map(response.headers.get, ("x-request-id", "request-id"))
+        self.request_id = next(filter(None, ids), None)
         _log.debug("HTTP %d%s", response.status, self.where)
         if response.status // 100 == 2:
             return self.response
@@ -473,8 +475,8 @@ class _Call:
                     raise ProtocolError(f"the gzip body is damaged: {error}") from error
                 yield piece
                 read = member.unused_data or member.unconsumed_tail
-        if not member.eof and self.cut is None:
-            self.cut = StreamInterrupted("the gzip body is cut off")
+        if not member.eof:
+            self.cut = self.cut or StreamInterrupted("the gzip body is cut off")
 
     def see_ignored(self, line: bytes) -> None:
         """A line that is no event may be an error; the last one is the tail."""
@@ -482,12 +484,6 @@ class _Call:
         field, _, value = text.partition(":")
         _check_reported({"error": _loaded(value)} if field == "error" else _loaded(text))
         self.tail = line
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be more than 0, not {value}")
-    return float(value)
 
 
 def _bodies(payload: Mapping[str, Any]) -> tuple[bytes, bytes | None]:
@@ -527,7 +523,7 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
     headers["Content-Type"] = "application/json"
     headers["User-Agent"] = f"chat_stream/{__version__}"  # CDNs refuse Python-urllib: "1010"
     headers.update({"Authorization": f"Bearer {key}"} if key else {})
-    headers.update({name.title(): value for name, value in extra.items()})
+    headers.update({str.title(name): value for name, value in extra.items()})
     for name, value in headers.items():
         good = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)
         if not (good and re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", value)):
@@ -556,6 +552,7 @@ class _Handler(urllib.request.HTTPHandler):
 
 
 _DONE = object()
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _GAP = re.compile(r"(?:\s+|:.*)*")  # between values: white space, comments that were wrapped again
 _DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
 _decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
@@ -565,23 +562,30 @@ def _chunks(call: _Call) -> Iterator[Any]:
     """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
     head, reads = call.body(call.stall_timeout)
     kind = call.response.headers.get("Content-Type", "no Content-Type")
-    if head.startswith((b"{", b"[", b"\xef\xbb\xbf{")):
-        # A JSON body is one event without its framing.
-        call.streamed, spaces = False, bytes.maketrans(b"\r\n", b"  ")
-        reads = itertools.chain([b"data: "], (read.translate(spaces) for read in reads))
-    elif not ("event-stream" in kind.lower() or re.match(rb"(\xef\xbb\xbf)?\w*[:\r\n]|\Z", head)):
+    if head.startswith((b"{", b"[")):
+        call.streamed = False
+        call.tail = b"".join(_bounded(reads))
+    elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
+        yield from _event_chunks(call, sse_events(reads, call.see_ignored))
+    else:
         remedy = "neither events nor JSON; check the base: most end in /v1"
         raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
-    yield from _event_chunks(call, sse_events(reads, call.see_ignored))
     if not call.done:
         yield from _tail_chunks(call)
 
 
+def _bounded(reads: Iterable[bytes]) -> Iterator[bytes]:
+    size = 0
+    for read in reads:
+        size = _grown(size + len(read), "")
+        yield read
+
+
 def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes, enough to tell what they are, and all reads, without leading white space."""
+    """The first bytes, enough to tell what they are, and all reads, less white space and a BOM."""
     head = b""
     for read in reads:
-        head = (head + read).lstrip()
+        head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
         if len(head) >= 6 or b"\n" in head:
             break
     return head, itertools.chain([head], reads)
@@ -623,26 +627,31 @@ def _values(data: str) -> Iterator[Any]:
 
 
 def _tail_chunks(call: _Call) -> Iterator[Any]:
-    """What is left at the end, read as if it had ended, counts with a [DONE] or as whole JSON."""
+    """What is left at the end, read as if it were whole: a [DONE] counts, or JSON all alone."""
     tail, chunks = call.tail, []
+    # JSON that is not in an event yet becomes one.
+    lines = [tail] if call.streamed else [b"data: ", tail.translate(_ONE_LINE)]
     try:
-        for chunk in _event_chunks(call, sse_events([tail, b"\n\n"])):
+        for chunk in _event_chunks(call, sse_events([*lines, b"\n\n"])):
             chunks += [chunk]
     except ProtocolError as error:
-        # Malformed before its end, not cut there?
-        reason, text = error.__cause__, tail.decode("utf-8", "replace").strip()
-        whole = text.endswith(("}", "]")) and "Unterminated" not in str(reason)
-        if (
-            whole
-            and getattr(reason, "pos", 0) < len(text) - 6
-            and not (call.streamed or chunks or call.cut)
-        ):
+        if not (call.streamed or call.cut or chunks or _is_cut(error.__cause__)):
             raise
     if chunks and not call.streamed:
         if not any(choice.get("message") for choice in _choices(chunks[0])):
             raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(tail)}")
         call.done = True
-    yield from chunks if call.done else ()
+    yield from (chunks if call.streamed else chunks[:1]) if call.done else ()
+
+
+def _is_cut(error: Any) -> bool:
+    """Does the JSON end too early, rather than hold something wrong?"""
+    if isinstance(error, UnicodeEncodeError):
+        return error.end == len(error.object)
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    text = error.doc.rstrip()
+    return error.pos >= len(text) or "Unterminated" in error.msg or text[-1] not in "}]"
 
 
 def _check_reported(value: Any) -> None:
@@ -718,7 +727,7 @@ class _Answer:
         said.update(content=delta.get("content"), refusal=delta.get("refusal"))
         for kind, value in said.items():
             for part_kind, text in _texts(kind, value):
-                yield from self._put((part_kind, choice, 0), text)
+                yield from self.put((part_kind, choice, 0), text)
         calls = _dicts(delta.get("tool_calls"))
         if not calls and delta.get("function_call"):
             calls = [{"index": 0, "function": delta["function_call"]}]
@@ -728,10 +737,10 @@ class _Answer:
             name, arguments = str(function.get("name") or ""), function.get("arguments")
             key = self._key(choice, _number(call.get("index")), str(call.get("id") or ""), name)
             if name not in ("null", self.texts["tool_name", choice, key].getvalue()):
-                yield from self._put(("tool_name", choice, key), name)
+                yield from self.put(("tool_name", choice, key), name)
             if not isinstance(arguments, (str, type(None))):
                 arguments = json.dumps(arguments, ensure_ascii=False)
-            yield from self._put(("tool_arguments", choice, key), arguments or "")
+            yield from self.put(("tool_arguments", choice, key), arguments or "")
 
     def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
         """The key of the call that a piece belongs to, by what is sent: index, id, order."""
@@ -749,7 +758,7 @@ class _Answer:
             self.keys[(choice, *route)] = key
         return key
 
-    def _put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
+    def put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
         """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
         if where in self.halves or not piece.isascii():
             piece = self.halves.pop(where, "") + piece
@@ -760,11 +769,6 @@ class _Answer:
             self.first_delta = self.first_delta or time.monotonic()
             self.texts[where].write(piece)
             yield Delta(where[0], piece, *where[1:])
-
-    def flush(self) -> Iterator[Delta]:
-        """Give out the halves whose other half has not come."""
-        for where in list(self.halves):
-            yield from self._put(where, "", last=True)
 
     def result(self, call: _Call) -> dict[str, Any]:
         choices = {index: self._choice(index) for index in sorted(self.finish)}
@@ -796,10 +800,11 @@ class _Answer:
         return {**said, "tool_calls": calls, "finish": finish, "message": message}
 
 
-def _grown(size: int, line: str | bytearray) -> int:
+def _grown(size: int, line: str, strict: bool = False) -> int:
     """The size of an event, in bytes, with one more line of it."""
     try:
-        size += len(line) if isinstance(line, bytearray) or line.isascii() else len(line.encode())
+        errors = "strict" if strict else "surrogateescape"
+        size += len(line) if line.isascii() else len(line.encode("utf-8", errors))
     except UnicodeEncodeError as error:
         raise ProtocolError(f"bad UTF-8 in {_quoted(line)}") from error
     if size > MAX_EVENT_BYTES:
@@ -870,33 +875,31 @@ def _encodable(text: str) -> str:
 
 _EPILOG = """\
 examples:
-  python chat_stream.py                             a stream from a tiny server of its own
-  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 python chat_stream.py "Why is the sky blue?"
+  python chat_stream.py                       a demo, streamed from this machine
+  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 python chat_stream.py "Why is it dark?"
   python chat_stream.py --replay body.sse --chunk-size 1
 
-OPENAI_API_KEY holds the key, OPENAI_BASE_URL the server (with a key alone: api.openai.com),
-OPENAI_MODEL the model. --replay reads a bare body (.sse), as --record keeps it: not a whole HTTP
-response, which begins with a status line and headers. Exit status: 0 complete, 1 error, 2 usage,
-3 cut by the token limit or filtered, 130 Ctrl-C."""
+The environment names the key (OPENAI_API_KEY), the server (OPENAI_BASE_URL) and the
+model (OPENAI_MODEL). --replay reads a bare body (.sse), as --record keeps it, not a
+whole HTTP response, which begins with a status line and headers. Exit status: 0
+complete, 1 error, 2 usage, 3 cut by a limit or filtered, 130 Ctrl-C."""
 _PROOF = """\
-Sent in sevens of bytes, through characters, lines and JSON, with comments and a pause in between,
-an emoji in two halves and a tool call in splinters: all of it came out whole. Streaming works."""
+It came seven bytes at a time, cut through characters, lines and JSON, with comments and a pause
+in between, an emoji in two halves, a tool call in splinters; and nothing was lost."""
 _DEMO = """\
 : a server may send comments while the model thinks
 
-data: {"choices": [{"index": 0, "delta": {"reasoning_content": "They want to see a stream."}}]}
+data: {"choices": [{"delta": {"reasoning_content": "They want to see a stream."}}]}
 
-data: {"choices": [{"index": 0, "delta": {"content": "Hello! 流式传输 comes in pieces \\ud83d"}}]}
+data: {"choices": [{"delta": {"content": "Hello! 流式传输 comes in pieces \\ud83d"}}]}
 
-: and here comes the other half of the emoji
+data: {"choices": [{"delta": {"content": "\\ude80"}}]}
 
-data: {"choices": [{"index": 0, "delta": {"content": "\\ude80"}}]}
+data: {"choices": [{"delta": {"tool_calls": [{"id": "call_1", "function": {"name":
+data: "get_weather", "arguments": "{\\"city\\": \\"北"}}]}}]}
 
-data: {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "call_1", "function":
-data: {"name": "get_weather", "arguments": "{\\"city\\": \\"北"}}]}}]}
-
-data: {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments":
-data: "京\\"}"}}]}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "京\\"}"}}]},
+data: "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
 
 data: [DONE]
 
@@ -908,20 +911,20 @@ def main(argv: list[str] | None = None) -> int:
     import argparse  # not at the top: those who import this file do not need it
 
     env, raw = os.environ.get, argparse.RawDescriptionHelpFormatter
-    about = "Ask a server for a chat completion, and show whether and how it streams."
-    parser = argparse.ArgumentParser(description=about, epilog=_EPILOG, formatter_class=raw)
+    usage = "%(prog)s [options] [PROMPT]"
+    parser = argparse.ArgumentParser(usage=usage, epilog=_EPILOG, formatter_class=raw)
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help="the question; else standard input")
     add("--base", default=env("OPENAI_BASE_URL"), metavar="URL", help="the server")
     add("--model", default=env("OPENAI_MODEL") or "gpt-4o-mini", metavar="NAME", help="the model")
-    add("--typewriter", type=float, metavar="CPS", help="play at CPS characters a second")
+    add("--typewriter", type=float, metavar="CPS", help="play CPS characters a second")
     add("--tee", metavar="FILE", help="write the text to FILE too")
     add("--record", metavar="FILE", help="keep the raw body in FILE")
     add("--replay", metavar="FILE", help="print the events of a raw body, without network")
-    add("--chunk-size", type=int, default=READ_BYTES, metavar="N", help="--replay by N bytes")
+    add("--chunk-size", type=int, default=READ_BYTES, metavar="N", help="replay N bytes at a time")
     add("--json", action="store_true", help="print the result as JSON")
     add("--timeout", type=float, default=30.0, metavar="S", help="seconds of silence to allow")
-    add("--retries", type=int, default=0, metavar="N", help="times to try again")
+    add("--retries", type=int, default=0, metavar="N", help="how often to try again")
     add("--no-done", action="store_true", help="for a server that sends no [DONE]")
     options = parser.parse_args(argv)
     for file in (sys.stdout, sys.stderr):
@@ -942,48 +945,46 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _replay(options: Any) -> int:
-    tail = None
+    size, left = options.chunk_size, list[bytes]()
+    if size < 1:
+        raise ValueError(f"--chunk-size must be 1 or more, not {size}")
+    with open(options.replay, "rb") as file:
+        body = file.read()
+    if body.startswith(b"HTTP/"):
+        raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
+    if body.startswith(b"\x1f\x8b"):
+        body = zlib.decompressobj(31).decompress(body)
 
-    def blocks() -> Iterator[bytes]:
-        nonlocal tail
-        with open(options.replay, "rb") as file:
-            if file.read(5) == b"HTTP/":
-                raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
-            file.seek(0)
-            yield from iter(lambda: file.read(options.chunk_size), b"")
-        tail = b""  # what is ignored from now on is the tail
+    def reads() -> Iterator[bytes]:
+        yield from (body[at : at + size] for at in range(0, len(body), size))
+        left.clear()  # what is ignored from here on is the tail
 
-    def ignored(line: bytes) -> None:
-        nonlocal tail
-        tail = None if tail is None else line
-
-    for event in sse_events(blocks(), ignored):
+    for event in sse_events(reads(), left.append):
         print(json.dumps({"event": event.event, "data": event.data}, ensure_ascii=False))
-    if tail:
-        print(f"chat_stream: {len(tail)} bytes were left over at the end", file=sys.stderr)
+    if left:
+        print(f"chat_stream: {len(left[0])} bytes were left over at the end", file=sys.stderr)
     return 0
 
 
 def _ask(options: Any) -> int:
-    key, base = os.environ.get("OPENAI_API_KEY"), options.base
+    key, base, error = os.environ.get("OPENAI_API_KEY"), options.base, None
     demo = not (key or base)
-    prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
     if demo:
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=_serve_demo, args=(listener,), daemon=True).start()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
     with contextlib.ExitStack() as files:
         tee = files.enter_context(open(options.tee, "w", encoding="utf-8")) if options.tee else None
         record = files.enter_context(open(options.record, "wb")) if options.record else None
         screen = _Screen(options, tee)
-        files.callback(screen.end_line, Delta("", ""))
-        payload = {"model": options.model, "messages": [{"role": "user", "content": prompt}]}
-        error = None
+        files.callback(screen.turn, "")
         try:
             result = chat_stream(
-                payload, base or "https://api.openai.com/v1", key, screen.show,
+                {"model": options.model, "messages": [{"role": "user", "content": prompt}]},
+                base or "https://api.openai.com/v1", key, screen.show, retries=options.retries,
                 first_byte_timeout=options.timeout, idle_timeout=options.timeout,
-                require_done=not options.no_done, retries=options.retries, record=record,
+                require_done=not options.no_done, record=record,
             )  # fmt: skip
         except ChatStreamError as caught:
             error, result = caught, caught.partial or {}
@@ -1001,59 +1002,62 @@ def _serve_demo(listener: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
         for at in range(0, len(_DEMO), 7):
             connection.sendall(_DEMO[at : at + 7])
-            time.sleep(0.5 if at == 357 else 0.002)
+            time.sleep(0.5 if at == 245 else 0.002)
 
 
 class _Screen:
-    """What a person sees: the answer on standard output, and on stderr thoughts and waiting."""
+    """What a person sees: the answer on standard output, thoughts and the waiting on stderr."""
 
     def __init__(self, options: Any, tee: TextIO | None) -> None:
         self.terminal, self.begun = sys.stderr.isatty(), threading.Event()
         self.dim = "\x1b[2m%s\x1b[0m" if self.terminal and not os.environ.get("NO_COLOR") else "%s"
-        self.quiet, self.last, self.times = options.json, Delta("", ""), [time.monotonic()]
-        self.writers = [typewriter(tee)] * bool(tee)
-        self.writers += [typewriter(cps=options.typewriter)] * (not self.quiet)
-        self.waiter = threading.Thread(target=self._wait, daemon=True)
+        self.part, self.last, self.times = "", "", [time.monotonic()]
+        self.json = options.json
+        self.tee = typewriter(tee) if tee else None
+        self.write = typewriter(cps=options.typewriter)
+        self.waiter = threading.Thread(target=self.wait, daemon=True)
         self.waiter.start()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         while self.terminal and not self.begun.wait(0.2):
-            seconds = time.monotonic() - self.times[0]
-            self._print(f"\rwaiting for the first byte: {seconds:.0f} s", sys.stderr)
+            text = f"\rwaiting for the first byte: {time.monotonic() - self.times[0]:.0f} s "
+            print(text, end="", file=sys.stderr, flush=True)
 
-    def _print(self, text: str, file: TextIO) -> None:
-        print(text, end="", file=file, flush=True)
-
-    def show(self, delta: Delta) -> None:
-        self.times.append(time.monotonic())
-        self.end_line(delta)
-        if delta.kind == "content":
-            for write in self.writers:
-                write(delta)
-        elif delta.kind == "reasoning" and not self.quiet:
-            self._print(self.dim % delta.text, sys.stderr)
-        elif not self.quiet:
-            begins = delta.kind == "tool_arguments" and self.last.kind == "tool_name"
-            self._print(" " * begins + delta.text, sys.stdout)
-        self.last = delta
-
-    def end_line(self, delta: Delta) -> None:
-        """Wipe the waiting away; end the line of what came before, if it is something else."""
+    def turn(self, part: str) -> None:
+        """Wipe the waiting away, or end the line of the part of the answer that was before."""
         if not self.begun.is_set():
             self.begun.set()
             self.waiter.join()
-            self._print("\r" + " " * 40 + "\r" if self.terminal else "", sys.stderr)
-        same = delta.kind[:5] == self.last.kind[:5] and delta.call == self.last.call
-        if self.last.text and not same and not self.quiet:
-            self._print("\n", sys.stderr if self.last.kind == "reasoning" else sys.stdout)
+            print(
+                "\r" + " " * 40 if self.terminal else "", end="\r" * self.terminal, file=sys.stderr
+            )
+        if self.part not in ("", part):
+            print(file=sys.stderr if self.part == "reasoning 0" else sys.stdout, flush=True)
+        self.part = part
+
+    def show(self, delta: Delta) -> None:
+        self.times.append(time.monotonic())
+        if self.tee:
+            self.tee(delta)
+        if self.json:
+            return
+        part = f"{delta.kind.partition('_')[0]} {delta.call}"
+        self.turn(part)
+        if part == "content 0":
+            self.write(delta)
+        elif part == "reasoning 0":
+            print(self.dim % delta.text, end="", file=sys.stderr, flush=True)
+        else:
+            gap = " " * (self.last == "tool_name" != delta.kind)
+            print(gap + delta.text, end="", flush=True)
+        self.last = delta.kind
 
     def summary(self, result: dict[str, Any]) -> str:
         gaps = sorted(b - a for a, b in zip(self.times, self.times[1:])) or [0.0]
-        tokens = (result["usage"] or {}).get("completion_tokens", "?")
-        first, reads = result["timing"]["first_byte"], result["timing"]["reads"]
+        tokens, timing = (result["usage"] or {}).get("completion_tokens", "?"), result["timing"]
         return (
             f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, "
-            f"first byte {first:.2f} s, {reads} reads, "
+            f"first byte {timing['first_byte']:.2f} s, {timing['reads']} reads, "
             f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s"
         )
 
