@@ -306,7 +306,7 @@ def _check_end(call: _Call, answer: _Answer) -> None:
     tail = f"; it broke off in {_quoted(call.tail)}" if call.tail else ""
     error.args = (f"{error}; {text}{tail}",)
     if isinstance(error, StreamInterrupted):
-        error.tail = call.tail[:MAX_BODY_BYTES]
+        error.tail = bytes(call.tail[:MAX_BODY_BYTES])
     raise error
 
 
@@ -349,7 +349,10 @@ class _Call:
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
         self.streamed, self.done = True, False
         self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
-        self.stray, self.tail = "", b""  # the last payload without a choice; what is left unparsed
+        self.stray, self.tail = (
+            "",
+            bytearray(),
+        )  # the last payload without a choice; what is left unparsed
 
     def open(self) -> Any:
         """Send the request, and again where that is allowed; return a 2xx response."""
@@ -483,7 +486,7 @@ class _Call:
         text = line.decode("utf-8", "replace")
         field, _, value = text.partition(":")
         _check_reported({"error": _loaded(value)} if field == "error" else _loaded(text))
-        self.tail = line
+        self.tail = bytearray(line)
 
 
 def _bodies(payload: Mapping[str, Any]) -> tuple[bytes, bytes | None]:
@@ -564,7 +567,9 @@ def _chunks(call: _Call) -> Iterator[Any]:
     kind = call.response.headers.get("Content-Type", "no Content-Type")
     if head.startswith((b"{", b"[")):
         call.streamed = False
-        call.tail = b"".join(_bounded(reads))
+        for read in reads:
+            call.tail += read
+            _grown(len(call.tail), "")
     elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
         yield from _event_chunks(call, sse_events(reads, call.see_ignored))
     else:
@@ -572,13 +577,6 @@ def _chunks(call: _Call) -> Iterator[Any]:
         raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
     if not call.done:
         yield from _tail_chunks(call)
-
-
-def _bounded(reads: Iterable[bytes]) -> Iterator[bytes]:
-    size = 0
-    for read in reads:
-        size = _grown(size + len(read), "")
-        yield read
 
 
 def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
@@ -628,42 +626,34 @@ def _values(data: str) -> Iterator[Any]:
 
 def _tail_chunks(call: _Call) -> Iterator[Any]:
     """What is left at the end, read as if it were whole: a [DONE] counts, or JSON all alone."""
-    tail, chunks = call.tail, []
-    # JSON that is not in an event yet becomes one.
-    lines = [tail] if call.streamed else [b"data: ", tail.translate(_ONE_LINE)]
+    tail, chunks = bytes(call.tail), []
     try:
-        for chunk in _event_chunks(call, sse_events([*lines, b"\n\n"])):
+        # JSON that came without an event becomes one.
+        head, line = (b"", tail) if call.streamed else (b"data: ", tail.translate(_ONE_LINE))
+        for chunk in _event_chunks(call, sse_events([head, line, b"\n\n"])):
             chunks += [chunk]
-    except ProtocolError as error:
-        if not (call.streamed or call.cut or chunks or _is_cut(error.__cause__)):
-            raise
+    except ProtocolError:
+        unquoted = re.sub(rb'(?s)"([^"\\]|\\.)*"', b"", tail)
+        opened, closed = (sum(map(unquoted.count, each)) for each in ((b"{", b"["), (b"}", b"]")))
+        if not (call.streamed or call.cut or chunks or b'"' in unquoted or opened > closed):
+            raise  # it is malformed, not cut
     if chunks and not call.streamed:
-        if not any(choice.get("message") for choice in _choices(chunks[0])):
+        choices = [each for chunk in _dicts(chunks[0]) for each in _dicts(chunk.get("choices"))]
+        if not any(choice.get("message") for choice in choices):
             raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(tail)}")
         call.done = True
     yield from (chunks if call.streamed else chunks[:1]) if call.done else ()
 
 
-def _is_cut(error: Any) -> bool:
-    """Does the JSON end too early, rather than hold something wrong?"""
-    if isinstance(error, UnicodeEncodeError):
-        return error.end == len(error.object)
-    if not isinstance(error, json.JSONDecodeError):
-        return False
-    text = error.doc.rstrip()
-    return error.pos >= len(text) or "Unterminated" in error.msg or text[-1] not in "}]"
-
-
 def _check_reported(value: Any) -> None:
     """Raise the error that a chunk reports, judged by value: "error": null is everyday."""
-    for holder in (*_dicts(value), *_choices(value)):
-        error = holder.get("error")
-        if any(error.values()) if isinstance(error, dict) else error:
-            raise ServerError(f"the server reports: {_words(holder)}", error=error)
     for chunk in _dicts(value):
-        names = ("message", "detail", "error_message")
-        if not chunk.get("choices") and any(map(chunk.get, names)):
-            raise ServerError(f"the server reports: {_words(chunk)}", error=chunk)
+        choices = _dicts(chunk.get("choices"))
+        bare = not choices and any(map(chunk.get, ("message", "detail", "error_message")))
+        for holder in (chunk, *choices):
+            error = holder.get("error")
+            if bare or (any(error.values()) if isinstance(error, dict) else error):
+                raise ServerError(f"the server reports: {_words(holder)}", error=error or holder)
 
 
 class _Answer:
@@ -708,9 +698,10 @@ class _Answer:
     def _part(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         self.id = self.id or str(chunk.get("id") or "")
         self.model = self.model or str(chunk.get("model") or "")
-        for holder in (*_choices(chunk), chunk):
+        choices = _dicts(chunk.get("choices"))
+        for holder in (*choices, chunk):
             self.usage = holder.get("usage") or self.usage
-        for choice in _choices(chunk):
+        for choice in choices:
             index = _number(choice.get("index")) or 0
             self.finish[index] = self.finish.get(index) or choice.get("finish_reason") or None
             for delta in _dicts(choice.get("delta")):
@@ -824,10 +815,6 @@ def _texts(kind: str, value: Any, depth: int = 4) -> Iterator[tuple[str, str]]:
         names = ("text", "thinking", "summary", "reasoning", "refusal", "content")
         part = next(filter(None, map(value.get, names)), None)
         yield from _texts(kinds.get(str(value.get("type")), kind), part, depth - 1)
-
-
-def _choices(value: Any) -> list[dict[str, Any]]:
-    return [choice for chunk in _dicts(value) for choice in _dicts(chunk.get("choices"))]
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
