@@ -36,6 +36,7 @@ import urllib.request
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 from urllib.parse import quote, urlsplit
 
@@ -55,6 +56,10 @@ READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast 
 
 _log = logging.getLogger("chat_stream")
 _new = tuple.__new__  # takes half the time of a named tuple's own constructor
+_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
+_DONE = object()
+_DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
+_GAP = re.compile(r"(?:\s+|:.*)*")  # between values: white space, comments that were wrapped again
 
 
 class Delta(NamedTuple):
@@ -98,8 +103,7 @@ class ChatStreamError(Exception):
         self.__dict__.update(attributes)
 
 
-class ConnectError(ChatStreamError, ConnectionError):
-    pass
+class ConnectError(ChatStreamError, ConnectionError): ...
 
 
 class HTTPStatusError(ChatStreamError):
@@ -112,8 +116,7 @@ class ServerError(ChatStreamError):
     error: Any = None  # as sent: mostly a dict or a text
 
 
-class ProtocolError(ChatStreamError, ValueError):
-    pass
+class ProtocolError(ChatStreamError, ValueError): ...
 
 
 class StreamInterrupted(ChatStreamError, ConnectionError):
@@ -150,19 +153,14 @@ def chat_stream(
     by index; usage, id, model, request_id, streamed; timing in seconds.
     Raises TypeError or ValueError before any I/O if an argument is wrong, else ChatStreamError.
     """
-    timeouts = first_byte_timeout, idle_timeout, stall_timeout
-    call = _Call(payload, base, key, timeouts, require_done, retries, headers, context, record)
+    call = _Call(locals())  # all the arguments, by name
     if on_delta is not None and not callable(on_delta):
         raise TypeError(f"on_delta must be callable, not {on_delta!r}")
     with contextlib.closing(_deltas(call)) as deltas:
-        while True:
-            try:
-                delta = next(deltas)
-            except StopIteration as end:
-                result: dict[str, Any] = end.value
-                return result
+        for delta in deltas:
             if on_delta is not None:
                 on_delta(delta)
+    return call.result
 
 
 def chat_deltas(
@@ -176,9 +174,7 @@ def chat_deltas(
     Arguments, result and errors are those of chat_stream. The arguments are checked now, the
     request is sent at the first next(), and close() closes the connection at once.
     """
-    timeouts = first_byte_timeout, idle_timeout, stall_timeout
-    call = _Call(payload, base, key, timeouts, require_done, retries, headers, context, record)
-    return _deltas(call)
+    return _deltas(_Call(locals()))
 
 
 def sse_events(
@@ -202,42 +198,37 @@ def sse_events(
             after_cr = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         block, line_end, rest = read.rpartition(b"\n")
-        if not line_end:
-            held += rest
-            _grown(len(held), "")
-            continue
-        if held or bom:
+        if line_end and (held or bom):
             block, bom = b"".join((held, block)).removeprefix(bom), b""
             held.clear()
         held += rest
-        # Bad bytes are kept as they are until it is known whether their field matters.
-        for line in block.decode("utf-8", "surrogateescape").split("\n"):
+        for line in block.split(b"\n") if line_end else ():
+            if data and not line:
+                yield _new(Event, (event or "message", "\n".join(data), last_id, retry))
             if not line:
-                if data:
-                    yield _new(Event, (event or "message", "\n".join(data), last_id, retry))
                 data, event, retry, size = [], "", None, 0
                 continue
-            if line.startswith("data: "):
-                field, value = "data", line[6:]
-            else:
-                field, _, value = line.partition(":")
-                value = value.removeprefix(" ")
-            if field in ("data", "event", "id", "retry"):
-                size = _grown(size, line, strict=True)
-            else:
-                _grown(0, line)
-            if field == "data":
-                data.append(value)
-            elif field == "event":
-                event = value
-            elif field == "id":
-                last_id = last_id if "\0" in value else value
-            elif field == "retry":
-                retry = int(value) if re.fullmatch("[0-9]{1,18}", value) else retry
-            elif field and ignored is not None:
-                ignored(line.encode("utf-8", "surrogateescape"))
-    if ignored is not None and (event or data or held):
-        fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
+            field, _, value = line.partition(b":")
+            if field not in (b"data", b"event", b"id", b"retry"):
+                if _limited(len(line)) and field and ignored is not None:
+                    ignored(line)
+                continue
+            size = _limited(size + len(line))
+            try:
+                text = value.decode().removeprefix(" ")
+            except UnicodeDecodeError as error:
+                raise ProtocolError(f"bad UTF-8 in {_quoted(line)}") from error
+            if field == b"data":
+                data.append(text)
+            elif field == b"event":
+                event = text
+            elif field == b"id":
+                last_id = last_id if "\0" in text else text
+            elif re.fullmatch("[0-9]{1,18}", text):
+                retry = int(text)
+        _limited(len(held))
+    fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
+    if ignored is not None and (fields or held):
         ignored("".join(fields).encode() + held)
 
 
@@ -274,27 +265,27 @@ def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
     """Run a call: the steps in their order, and the one place where errors get what they lack."""
     call.start, answer, error = time.monotonic(), _Answer(), None
     try:
-        with call.open():
+        with call.connect():
             yield from answer.deltas(_chunks(call))
         _check_end(call, answer)
     except ChatStreamError as caught:
         error = caught
     for where in list(answer.halves):
         yield from answer.put(where, "", last=True)
-    result = answer.result(call)
+    call.result = answer.result(call)
     _log.debug("%s%s", type(error).__name__ if error else "complete", call.where)
     if error is None:
-        return result
+        return call.result
     text = _encodable(re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", call.secret.sub("***", str(error))))
     error.args = (text[: MAX_MESSAGE_CHARS - len(call.where)] + call.where,)
-    error.partial, error.url, error.request_id = result, call.url, call.request_id
+    error.partial, error.url, error.request_id = call.result, call.url, call.request_id
     raise error
 
 
 def _check_end(call: _Call, answer: _Answer) -> None:
     """The one place that decides whether an answer is whole; raises what cut it short."""
     finished = bool(answer.finish) and all(answer.finish.values())
-    lax = not call.require_done and not isinstance(call.cut, StreamInterrupted)
+    lax = not call.asked.require_done and not isinstance(call.cut, StreamInterrupted)
     if (call.done and answer.finish) or (finished and lax):
         return
     error = call.cut or StreamInterrupted("the end, or [DONE], came too early")
@@ -303,172 +294,149 @@ def _check_end(call: _Call, answer: _Answer) -> None:
         text = "each finish_reason had come: for a server without [DONE], pass require_done=False"
     elif call.stray and not answer.finish:
         text = f"no choice had come, only {_quoted(call.stray)}"
-    tail = f"; it broke off in {_quoted(call.tail)}" if call.tail else ""
-    error.args = (f"{error}; {text}{tail}",)
+    text += f"; it broke off in {_quoted(call.tail)}" * bool(call.tail)
+    error.args = (f"{error}; {text}",)
     if isinstance(error, StreamInterrupted):
         error.tail = bytes(call.tail[:MAX_BODY_BYTES])
     raise error
 
 
-class _Call:
-    """One call: what was asked, checked; its connection; and what is known of its end."""
+class _Call(urllib.request.HTTPHandler):
+    """One call: what was asked, checked; its connection, as urllib's handler; how it ended.
 
-    def __init__(
-        self, payload: Mapping[str, Any], base: str, key: str | None, timeouts: tuple[float, ...],
-        require_done: bool, retries: int, headers: Mapping[str, str] | None,
-        context: ssl.SSLContext | None, record: BinaryIO | None,
-    ) -> None:  # fmt: skip
-        names = "first_byte_timeout", "idle_timeout", "stall_timeout"
-        for name, seconds in zip(names, timeouts):
-            if not seconds > 0:
+    urllib takes a handler's name_open, name_request and name_response for its hooks.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.asked = asked = SimpleNamespace(**arguments)
+        for name in ("first_byte_timeout", "idle_timeout", "stall_timeout"):
+            seconds = arguments[name]
+            if isinstance(seconds, bool) or not seconds > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {seconds}")
-        limits = [min(float(seconds), MAX_TIMEOUT) for seconds in timeouts]
-        self.first_byte_timeout, self.idle_timeout, self.stall_timeout = limits
-        if not isinstance(retries, int) or retries < 0:
-            raise ValueError(f"retries must be a whole number from 0, not {retries!r}")
-        if not isinstance(context, (ssl.SSLContext, type(None))):
-            raise TypeError(f"context must be an ssl.SSLContext, not {context!r}")
-        if not (record is None or hasattr(record, "write")):
-            raise TypeError(f"record must be a binary file, not {record!r}")
-        self.require_done, self.retries = require_done, retries
-        self.context, self.record = context, record
-        self.bodies, self.url = _bodies(payload), _endpoint(base)
-        self.headers = _headers(str.strip(key or ""), dict(headers or {}))
+            setattr(asked, name, min(float(seconds), MAX_TIMEOUT))
+        if not isinstance(asked.retries, int) or asked.retries < 0:
+            raise ValueError(f"retries must be a whole number from 0, not {asked.retries!r}")
+        if not isinstance(asked.context, (ssl.SSLContext, type(None))):
+            raise TypeError(f"context must be an ssl.SSLContext, not {asked.context!r}")
+        if not (asked.record is None or hasattr(asked.record, "write")):
+            raise TypeError(f"record must be a binary file, not {asked.record!r}")
+        self.body, self.url = _body(asked.payload), _endpoint(asked.base)
+        self.headers = headers = _headers(str.strip(asked.key or ""), dict(asked.headers or {}))
+        named = [name for name in headers if re.search("Auth|Key|Token", name)]
+        keys = {headers[name].removeprefix("Bearer ") for name in named} - {""}
         # A short key ("none", "ollama") is no secret, and may be part of other words.
-        named = [self.headers[name] for name in self.headers if re.search("Auth|Key|Token", name)]
-        secrets = [re.escape(value.removeprefix("Bearer ")) for value in named if value]
-        words = [value if len(value) > 7 else rf"\b{value}\b" for value in secrets]
+        words = [rf"\b{key}\b" if len(key) < 8 else key for key in map(re.escape, keys)]
         self.secret = re.compile("|".join(words) or "(?!)")
         parts = urlsplit(self.url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         # What messages show: not the query, where some services take the key.
         self.where = f" [{parts.scheme}://{parts.hostname}:{port}{parts.path[:300]}]"
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
-        self.response = self.sock = cast(Any, None)
-        self.request_id: str | None = None
+        self.reply = self.sock = self.request_id = cast(Any, None)
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
         self.streamed, self.done = True, False
         self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
-        self.stray, self.tail = (
-            "",
-            bytearray(),
-        )  # the last payload without a choice; what is left unparsed
+        self.stray, self.tail = "", bytearray()  # the last odd payload; what is left unparsed
+        self.result: dict[str, Any] = {}
 
-    def open(self) -> Any:
+    def connect(self) -> Any:
         """Send the request, and again where that is allowed; return a 2xx response."""
-        (body, plain_body), tries = self.bodies, 0
+        body, added, tries = self.body, "stream_options" not in self.asked.payload, 0
         while True:
             try:
                 return self._send(body)
             except (ConnectError, HTTPStatusError) as error:
                 status, wait = getattr(error, "status", 503), getattr(error, "retry_after", None)
                 refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
-                if refused and plain_body:
-                    body, plain_body = plain_body, None
-                elif tries < self.retries and (status >= 500 or status in (408, 409, 429)):
+                if refused and added:
+                    body, added = _body({**json.loads(body), "stream_options": None}), False
+                elif tries < self.asked.retries and (status >= 500 or status in (408, 409, 429)):
                     tries += 1
                     wait = 0.5 * 2**tries * random.uniform(0.5, 1) if wait is None else wait
-                    _log.warning("retry %d of %d%s", tries, self.retries, self.where)
+                    _log.warning("retry %d of %d%s", tries, self.asked.retries, self.where)
                     time.sleep(min(wait, MAX_RETRY_WAIT))
                 else:
                     raise
 
     def _send(self, body: bytes) -> Any:
         request = urllib.request.Request(self.url, body, self.headers, method="POST")
-        host = request.host
+        host, limit = request.host, self.asked.first_byte_timeout
         # No handler for redirects, which would take the key along, and none for error statuses.
         opener = urllib.request.OpenerDirector()
-        opener.add_handler(_Handler(self))
-        opener.add_handler(urllib.request.UnknownHandler())
-        if not re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host):
-            opener.add_handler(urllib.request.ProxyHandler())
+        near = re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host)
+        proxies = urllib.request.ProxyHandler({} if near else None)
+        for handler in (self, urllib.request.UnknownHandler(), proxies):
+            opener.add_handler(handler)
         _log.debug("POST%s", self.where)
         try:
-            response = opener.open(request, timeout=self.first_byte_timeout)
+            self.reply = response = opener.open(request, timeout=limit)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
-            via = f" from the proxy {request.host}" * (request.host != host)
+            text = "no response" + f" from the proxy {request.host}" * (request.host != host)
             if isinstance(reason, socket.timeout):
-                limit = f"{self.first_byte_timeout:g} s; raise first_byte_timeout?"
-                raise StreamTimeout(f"no response{via} in {limit}", phase="first byte") from error
+                text += f" in {limit:g} s; raise first_byte_timeout?"
+                raise StreamTimeout(text, phase="first byte") from error
             remedy = "does the server run there? is its certificate one to trust (see context)?"
-            raise ConnectError(f"no response{via}: {reason!r}; {remedy}") from error
-        self.response, self.cut, self.silence = response, None, 0.0
+            raise ConnectError(f"{text}: {reason!r}; {remedy}") from error
+        self.cut, self.silence = None, 0.0
         self.timing["first_byte"] = time.monotonic() - self.start
-        ids = map(response.headers.get, ("x-request-id", "request-id"))
-        self.request_id = next(filter(None, ids), None)
+        header = response.headers.get
+        self.request_id = header("x-request-id") or header("request-id") or None
         _log.debug("HTTP %d%s", response.status, self.where)
         if response.status // 100 == 2:
-            return self.response
-        with self.response:
+            return response
+        with response:
             raise self._status_error()
+
+    def http_open(self, request: urllib.request.Request) -> Any:
+        """What urllib calls to connect; it keeps the socket, whose timeout changes later."""
+
+        def response(connection: Any, sock: socket.socket, *args: Any, **options: Any) -> Any:
+            self.sock = sock
+            return http.client.HTTPResponse(sock, *args, **options)
+
+        https = request.type == "https"
+        kind: Any = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        connection: Any = type("_Connection", (kind,), {"response_class": response})
+        return self.do_open(connection, request, **{"context": self.asked.context} if https else {})
+
+    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request
 
     def _status_error(self) -> HTTPStatusError:
         """The error for a status; it stands also where its body stalls or is cut."""
-        status, headers, body = self.response.status, self.response.headers, bytearray()
+        status, header, body = self.reply.status, self.reply.headers.get, bytearray()
         with contextlib.suppress(ProtocolError):
-            for read in self.body(self.idle_timeout)[1]:
+            for read in self.received(self.asked.idle_timeout):
                 body += read
                 if len(body) > MAX_BODY_BYTES:
                     break
-        page = body[:MAX_BODY_BYTES].decode("utf-8", "replace")
-        text = f"HTTP {status} {self.response.reason}: {_words(_loaded(page)) or 'no words'}"
-        if status // 100 == 3:
-            target = headers.get("Location", "nowhere")
-            text += f"; redirects are not followed: if {target} is right, make it the base"
+        page = body[:MAX_BODY_BYTES].decode("utf-8-sig", "replace")
+        text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page)) or 'no words'}"
         text += "; check the key" * (status in (401, 403))
         text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
-        after = headers.get("Retry-After", "").strip()
+        if status // 100 == 3:
+            target = header("Location", "nowhere")
+            text += f"; redirects are not followed: if {target} is right, make it the base"
+        after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
-            date = email.utils.parsedate_to_datetime(after)
-            seconds = max(0.0, date.timestamp() - time.time())
+            date = email.utils.parsedate_to_datetime(after).timestamp()
+            seconds = max(0.0, date - time.time())
         return HTTPStatusError(text, status=status, body=page, retry_after=seconds)
 
-    def reads(self, stall_timeout: float) -> Iterator[bytes]:
-        """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
-        read1, monotonic = self.response.read1, time.monotonic
-        idle_timeout, timeout = self.idle_timeout, 0.0
-        while True:
-            start, left = monotonic(), stall_timeout - self.silence
-            try:
-                if left < idle_timeout or timeout < idle_timeout:
-                    timeout = min(left, idle_timeout)
-                    self.sock.settimeout(max(timeout, 0.001))
-                read = read1(READ_BYTES)
-            except (OSError, http.client.HTTPException) as error:
-                self.cut = StreamInterrupted(f"the connection broke: {error!r}")
-                if isinstance(error, socket.timeout):
-                    idle = timeout == idle_timeout
-                    phase, limit = ("idle", timeout) if idle else ("stall", stall_timeout)
-                    text = f"no {'byte' if idle else 'data event'} in {limit:g} s"
-                    self.cut = StreamTimeout(f"{text}; raise {phase}_timeout?", phase=phase)
-                self.cut.__cause__ = error
-                return
-            gap = monotonic() - start
-            self.silence += gap
-            self.timing["reads"] += 1
-            if gap > self.timing["max_gap"]:
-                self.timing.update(max_gap=gap)
-            if not read:
-                break
-            if self.record is not None:
-                self.record.write(read)
-            yield read
-        if self.response.length:  # read1 ends a short body as it ends a whole one
-            self.cut = StreamInterrupted(f"{self.response.length} bytes of the body are missing")
-
-    def body(self, stall_timeout: float) -> tuple[bytes, Iterator[bytes]]:
-        """The first bytes and all reads; gzip, labelled or not, is inflated."""
-        encoding = self.response.headers.get("Content-Encoding", "").strip().lower()
+    def received(self, stall_timeout: float) -> Iterator[bytes]:
+        """Yield the body as it comes; gzip, labelled or not, is inflated, a bounded piece each."""
+        encoding = self.reply.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
             raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
-        head, reads = _peeked(self.reads(stall_timeout))
-        return _peeked(self._inflated(reads)) if head.startswith(b"\x1f\x8b") else (head, reads)
-
-    def _inflated(self, reads: Iterator[bytes]) -> Iterator[bytes]:
-        member = zlib.decompressobj(31)
-        for read in reads:
+        reads, member = self._reads(stall_timeout), zlib.decompressobj(31)
+        head = next(reads, b"")
+        head += next(reads, b"") if len(head) == 1 else b""
+        if not head.startswith(b"\x1f\x8b"):
+            yield from itertools.chain([head], reads)
+            return
+        for read in itertools.chain([head], reads):
             piece = b""
             while read or len(piece) == READ_BYTES:
                 member = zlib.decompressobj(31) if member.eof else member
@@ -481,6 +449,40 @@ class _Call:
         if not member.eof:
             self.cut = self.cut or StreamInterrupted("the gzip body is cut off")
 
+    def _reads(self, stall_timeout: float) -> Iterator[bytes]:
+        """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
+        read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
+        record, idle_timeout, timeout = self.asked.record, self.asked.idle_timeout, 0.0
+        while True:
+            start, left = monotonic(), stall_timeout - self.silence
+            try:
+                if left < idle_timeout or timeout < idle_timeout:
+                    timeout = min(left, idle_timeout)
+                    self.sock.settimeout(max(timeout, 0.001))
+                read = read1(READ_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                self.cut = StreamInterrupted(f"the connection broke: {error!r}")
+                if isinstance(error, socket.timeout):
+                    phase, what, limit = "stall", "data event", stall_timeout
+                    if timeout == idle_timeout:
+                        phase, what, limit = "idle", "byte", idle_timeout
+                    text = f"no {what} in {limit:g} s; raise {phase}_timeout?"
+                    self.cut = StreamTimeout(text, phase=phase)
+                self.cut.__cause__ = error
+                return
+            gap = monotonic() - start
+            self.silence += gap
+            timing["reads"] += 1
+            if gap > timing["max_gap"]:
+                timing.update(max_gap=gap)
+            if not read:
+                break
+            if record is not None:
+                record.write(read)
+            yield read
+        if self.reply.length:  # read1 ends a short body as it ends a whole one
+            self.cut = StreamInterrupted(f"{self.reply.length} bytes of the body are missing")
+
     def see_ignored(self, line: bytes) -> None:
         """A line that is no event may be an error; the last one is the tail."""
         text = line.decode("utf-8", "replace")
@@ -489,18 +491,16 @@ class _Call:
         self.tail = bytearray(line)
 
 
-def _bodies(payload: Mapping[str, Any]) -> tuple[bytes, bytes | None]:
-    """The body to send, and one without stream_options where the caller has not given them."""
+def _body(payload: Mapping[str, Any]) -> bytes:
     if not isinstance(payload, Mapping):
         raise TypeError(f"payload must be a mapping, not {payload!r}")
     body = {"stream_options": {"include_usage": True}, **payload, "stream": True}
-    plain = {name: value for name, value in body.items() if name != "stream_options"}
-    both = (plain if body["stream_options"] is None else body), plain
+    if body["stream_options"] is None:
+        del body["stream_options"]
     try:
-        sent, plain_sent = (json.dumps(each, allow_nan=False).encode() for each in both)
+        return json.dumps(body, allow_nan=False).encode()
     except RecursionError as error:
         raise ValueError("payload nests too deep for JSON") from error
-    return sent, None if "stream_options" in payload else plain_sent
 
 
 def _endpoint(base: str) -> str:
@@ -534,115 +534,79 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-class _Handler(urllib.request.HTTPHandler):
-    """urllib's handler, for http and https, that keeps the socket: its timeout changes later."""
-
-    def __init__(self, call: _Call) -> None:
-        super().__init__()
-        self.call = call
-
-    def http_open(self, request: urllib.request.Request) -> Any:
-        def response(connection: Any, sock: socket.socket, *args: Any, **options: Any) -> Any:
-            self.call.sock = sock
-            return http.client.HTTPResponse(sock, *args, **options)
-
-        https = request.type == "https"
-        kind: Any = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        connection: Any = type("_Connection", (kind,), {"response_class": response})
-        return self.do_open(connection, request, **{"context": self.call.context} if https else {})
-
-    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request
-
-
-_DONE = object()
-_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-_GAP = re.compile(r"(?:\s+|:.*)*")  # between values: white space, comments that were wrapped again
-_DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
-_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
-
-
 def _chunks(call: _Call) -> Iterator[Any]:
     """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
-    head, reads = call.body(call.stall_timeout)
-    kind = call.response.headers.get("Content-Type", "no Content-Type")
+    head, received = b"", call.received(call.asked.stall_timeout)
+    for read in received:  # until there is enough to tell what it is
+        head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
+        if len(head) >= 6 or b"\n" in head:
+            break
+    reads = itertools.chain([head], received)
+    kind = call.reply.headers.get("Content-Type", "no Content-Type")
     if head.startswith((b"{", b"[")):
         call.streamed = False
         for read in reads:
             call.tail += read
-            _grown(len(call.tail), "")
+            _limited(len(call.tail))
+        yield from _completion(call)
     elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
         yield from _event_chunks(call, sse_events(reads, call.see_ignored))
+        if not call.done:  # what is left may hold [DONE], or an error, if it is read as if whole
+            with contextlib.suppress(ProtocolError):
+                left = list(_event_chunks(call, sse_events([bytes(call.tail), b"\n\n"])))
+                yield from left if call.done else ()
     else:
         remedy = "neither events nor JSON; check the base: most end in /v1"
         raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
-    if not call.done:
-        yield from _tail_chunks(call)
-
-
-def _peeked(reads: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes, enough to tell what they are, and all reads, less white space and a BOM."""
-    head = b""
-    for read in reads:
-        head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
-        if len(head) >= 6 or b"\n" in head:
-            break
-    return head, itertools.chain([head], reads)
 
 
 def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
     """The JSON values of events; what a chunk brings is taken before its error is raised."""
     for event in events:
-        call.silence, data = 0.0, event.data
+        call.silence, data, at = 0.0, event.data, 0
         if event.event == "error":
             yield _loaded(data)
             raise ServerError(f"an error event: {_words(_loaded(data))}", error=_loaded(data))
-        try:
-            value, end = _decode(data)
-        except (ValueError, RecursionError):
-            end = -1
-        for chunk in (value,) if end == len(data) else _values(data):
+        suspect = '"error"' in data
+        while at < len(data):
+            chunk, at = _value(data, at)
             if chunk is _DONE:
                 call.done = True
                 return
             yield chunk
-            if '"error"' in data or type(chunk) is not dict or not chunk.get("choices"):
+            if suspect or type(chunk) is not dict or not chunk.get("choices"):
                 call.stray = data
                 _check_reported(chunk)
 
 
-def _values(data: str) -> Iterator[Any]:
-    """What stands in an event's data, one after another: JSON values, [DONE]."""
-    at = 0
-    while (gap := _GAP.match(data, at)) and gap.end() < len(data):
-        if _DONE_WORD.match(data, gap.end()):
-            yield _DONE
-            return
-        try:
-            value, at = _decode(data, gap.end())
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"not JSON: {_quoted(data[gap.end() :])}") from error
-        yield value
-
-
-def _tail_chunks(call: _Call) -> Iterator[Any]:
-    """What is left at the end, read as if it were whole: a [DONE] counts, or JSON all alone."""
-    tail, chunks = bytes(call.tail), []
+def _value(data: str, at: int) -> tuple[Any, int]:
+    """The next value in an event's data, and its end: JSON, _DONE, or None for what is no value."""
+    at = at if data.startswith("{", at) else cast(Any, _GAP.match(data, at)).end()
     try:
-        # JSON that came without an event becomes one.
-        head, line = (b"", tail) if call.streamed else (b"data: ", tail.translate(_ONE_LINE))
-        for chunk in _event_chunks(call, sse_events([head, line, b"\n\n"])):
-            chunks += [chunk]
-    except ProtocolError:
-        unquoted = re.sub(rb'(?s)"([^"\\]|\\.)*"', b"", tail)
-        opened, closed = (sum(map(unquoted.count, each)) for each in ((b"{", b"["), (b"}", b"]")))
-        if not (call.streamed or call.cut or chunks or b'"' in unquoted or opened > closed):
-            raise  # it is malformed, not cut
-    if chunks and not call.streamed:
-        choices = [each for chunk in _dicts(chunks[0]) for each in _dicts(chunk.get("choices"))]
-        if not any(choice.get("message") for choice in choices):
-            raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(tail)}")
-        call.done = True
-    yield from (chunks if call.streamed else chunks[:1]) if call.done else ()
+        return _decode(data, at)
+    except (ValueError, RecursionError) as error:
+        if at < len(data) and not _DONE_WORD.match(data, at):
+            raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
+    return (_DONE if at < len(data) else None), at
+
+
+def _completion(call: _Call) -> Iterator[Any]:
+    """The JSON value that came in place of events: a completion, or else an error."""
+    try:
+        chunk, _ = _value(call.tail.decode(), 0)
+    except ValueError as error:
+        unquoted = re.sub(rb'(?s)"([^"\\]|\\.)*"', b"", call.tail)
+        opened, closed = (len(re.findall(each, unquoted)) for each in (rb"[{[]", rb"[]}]"))
+        if call.cut or b'"' in unquoted or opened > closed:
+            return  # it is cut, not malformed
+        what = "bad UTF-8 in" if isinstance(error, UnicodeDecodeError) else "not JSON:"
+        raise ProtocolError(f"{what} {_quoted(call.tail)}") from error.__cause__ or error
+    _check_reported(chunk)
+    choices = [each for part in _dicts(chunk) for each in _dicts(part.get("choices"))]
+    if chunk is not _DONE and not any(choice.get("message") for choice in choices):
+        raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(call.tail)}")
+    call.done = True
+    yield chunk
 
 
 def _check_reported(value: Any) -> None:
@@ -665,42 +629,36 @@ class _Answer:
         self.finish: dict[int, Any] = {}  # by choice
         self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
         self.keys: dict[tuple[Any, ...], int] = {}  # of tool calls, by choice, index and id
-        self.had_delta: set[int] = set()
-        self.legacy: set[int] = set()
-        self.id = self.model = ""
-        self.usage: Any = None
+        self.had_delta, self.legacy = set[int](), set[int]()  # choices with deltas, function_call
+        self.seen: dict[str, Any] = {"usage": None, "choices": {}, "id": "", "model": ""}
         self.first_delta: float | None = None  # when it came
 
     def deltas(self, chunks: Iterable[Any]) -> Iterator[Delta]:
+        had, seen = self.had_delta, self.seen
         for chunk in chunks:
-            delta = self._common(chunk)
-            if delta is not None:
-                yield delta
-                continue
-            for part in _dicts(chunk):
-                yield from self._part(part)
-
-    def _common(self, chunk: Any) -> Delta | None:
-        """The common chunk, one piece of content and no more, on the shortest path."""
-        try:
-            (choice,) = chunk["choices"]
-            ((name, text),) = choice["delta"].items()
-            index = choice["index"]
-            plain = name == "content" and text and text.isascii() and len(choice) < 5
-            more = choice["finish_reason"] or chunk.get("usage") or self.halves
-            if plain and not more and index in self.had_delta:
+            try:  # the common chunk, one piece of content and no more, on the shortest path
+                (choice,) = chunk["choices"]
+                ((name, text),) = choice["delta"].items()
+                index, get = choice["index"], chunk.get
+                new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
+                more = new or choice["finish_reason"] or get("usage") or choice.get("usage")
+                plain = name == "content" and text and text.isascii() and "message" not in choice
+                common = plain and not more and index in had and not self.halves
+            except (AttributeError, KeyError, TypeError, ValueError):
+                common = False
+            if common:
                 self.texts["content", index, 0].write(text)
-                return _new(Delta, ("content", text, index, 0))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            pass
-        return None
+                yield _new(Delta, ("content", text, index, 0))
+            else:
+                for part in _dicts(chunk):
+                    yield from self._part(part)
 
     def _part(self, chunk: dict[str, Any]) -> Iterator[Delta]:
-        self.id = self.id or str(chunk.get("id") or "")
-        self.model = self.model or str(chunk.get("model") or "")
+        for name in ("id", "model"):
+            self.seen[name] = self.seen[name] or str(chunk.get(name) or "")
         choices = _dicts(chunk.get("choices"))
         for holder in (*choices, chunk):
-            self.usage = holder.get("usage") or self.usage
+            self.seen["usage"] = holder.get("usage") or self.seen["usage"]
         for choice in choices:
             index = _number(choice.get("index")) or 0
             self.finish[index] = self.finish.get(index) or choice.get("finish_reason") or None
@@ -713,15 +671,15 @@ class _Answer:
                     yield from self._delta(index, message)
 
     def _delta(self, choice: int, delta: dict[str, Any]) -> Iterator[Delta]:
-        names = ("reasoning_content", "reasoning", "reasoning_details")
-        said = {"reasoning": next(filter(None, map(delta.get, names)), None)}
-        said.update(content=delta.get("content"), refusal=delta.get("refusal"))
+        get = delta.get
+        reasoning = get("reasoning_content") or get("reasoning") or get("reasoning_details")
+        said = {"reasoning": reasoning, "content": get("content"), "refusal": get("refusal")}
         for kind, value in said.items():
             for part_kind, text in _texts(kind, value):
                 yield from self.put((part_kind, choice, 0), text)
-        calls = _dicts(delta.get("tool_calls"))
-        if not calls and delta.get("function_call"):
-            calls = [{"index": 0, "function": delta["function_call"]}]
+        calls = _dicts(get("tool_calls"))
+        if not calls and get("function_call"):
+            calls = [{"index": 0, "function": get("function_call")}]
             self.legacy.add(choice)
         for call in calls:
             function = next(iter(_dicts(call.get("function"))), {})
@@ -765,39 +723,33 @@ class _Answer:
         choices = {index: self._choice(index) for index in sorted(self.finish)}
         first = self.first_delta and self.first_delta - call.start
         timing = {**call.timing, "first_delta": first, "total": time.monotonic() - call.start}
-        seen = {"usage": self.usage, "choices": choices, "id": self.id, "model": self.model}
-        seen.update(request_id=call.request_id, streamed=call.streamed, timing=timing)
-        return {**(choices.get(0) or self._choice(0)), **seen}
+        known = {"request_id": call.request_id, "streamed": call.streamed, "timing": timing}
+        return {**(choices.get(0) or self._choice(0)), **self.seen, "choices": choices, **known}
 
     def _choice(self, index: int) -> dict[str, Any]:
-        kinds, calls, sent = ("content", "reasoning", "refusal"), {}, []
-        said = {kind: self.texts[kind, index, 0].getvalue() for kind in kinds}
+        def text(kind: str, key: int = 0) -> str:
+            return self.texts[kind, index, key].getvalue()
+
+        said: dict[str, Any] = {kind: text(kind) for kind in ("content", "reasoning", "refusal")}
+        calls, sent = {}, []
         for key, id_ in sorted(self.ids[index].items()):
-            name = self.texts["tool_name", index, key].getvalue()
-            text = self.texts["tool_arguments", index, key].getvalue()
-            value = _loaded(text) if text.strip() else {}
-            calls[key] = {"id": id_, "name": name, "arguments": None if value is text else value}
-            calls[key]["arguments_text"] = text
-            function = {"name": name, "arguments": text}
+            function = {"name": text("tool_name", key), "arguments": text("tool_arguments", key)}
             sent.append({"id": id_, "type": "function", "function": function})
-        message: dict[str, Any] = {"role": "assistant", "content": said["content"]}
+            asked = function["arguments"]
+            value = _loaded(asked) if asked.strip() else {}
+            value = None if value is asked else value
+            calls[key] = {"id": id_, **function, "arguments": value, "arguments_text": asked}
+        message = {"role": "assistant", "content": said["content"] or (None if sent else "")}
         if said["refusal"]:
             message["refusal"] = said["refusal"]
         if sent:
             legacy = {"function_call": sent[0]["function"]}
             message.update(legacy if index in self.legacy else {"tool_calls": sent})
-            message["content"] = said["content"] or None
-        finish = self.finish.get(index)
-        return {**said, "tool_calls": calls, "finish": finish, "message": message}
+        said.update(tool_calls=calls, finish=self.finish.get(index), message=message)
+        return said
 
 
-def _grown(size: int, line: str, strict: bool = False) -> int:
-    """The size of an event, in bytes, with one more line of it."""
-    try:
-        errors = "strict" if strict else "surrogateescape"
-        size += len(line) if line.isascii() else len(line.encode("utf-8", errors))
-    except UnicodeEncodeError as error:
-        raise ProtocolError(f"bad UTF-8 in {_quoted(line)}") from error
+def _limited(size: int) -> int:
     if size > MAX_EVENT_BYTES:
         raise ProtocolError(f"an event is larger than MAX_EVENT_BYTES, {MAX_EVENT_BYTES}")
     return size
@@ -848,7 +800,6 @@ def _words(value: Any, depth: int = 8) -> str:
 
 
 def _quoted(value: str | bytes | bytearray) -> str:
-    """The beginning of what was sent, quoted."""
     text = value if isinstance(value, str) else value[:1200].decode("utf-8", "replace")
     return repr(text[:300])
 
@@ -875,22 +826,15 @@ It came seven bytes at a time, cut through characters, lines and JSON, with comm
 in between, an emoji in two halves, a tool call in splinters; and nothing was lost."""
 _DEMO = """\
 : a server may send comments while the model thinks
-
 data: {"choices": [{"delta": {"reasoning_content": "They want to see a stream."}}]}
-
 data: {"choices": [{"delta": {"content": "Hello! 流式传输 comes in pieces \\ud83d"}}]}
-
 data: {"choices": [{"delta": {"content": "\\ude80"}}]}
-
-data: {"choices": [{"delta": {"tool_calls": [{"id": "call_1", "function": {"name":
-data: "get_weather", "arguments": "{\\"city\\": \\"北"}}]}}]}
-
-data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "京\\"}"}}]},
-data: "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
-
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"name": "get_weather"}}]}}]}
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{\\"city\\": \\"北"}}]}}]}
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "京\\"}"}}]}}]}
+data: {"choices": [{"finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
 data: [DONE]
-
-""".encode()
+""".replace("\n", "\n\n").encode()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -914,25 +858,28 @@ def main(argv: list[str] | None = None) -> int:
     add("--retries", type=int, default=0, metavar="N", help="how often to try again")
     add("--no-done", action="store_true", help="for a server that sends no [DONE]")
     options = parser.parse_args(argv)
-    for file in (sys.stdout, sys.stderr):
+    for name in ("stdin", "stdout", "stderr"):
+        file = getattr(sys, name) or io.StringIO()  # None where it was closed
+        setattr(sys, name, file)
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors="replace")
     try:
-        status = _replay(options) if options.replay else _ask(options)
+        status = _ask(options) if options.replay is None else _replay(options)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's last flush would complain
+        for number in (1, 2):  # or Python's last flush would complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         return 1
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, zlib.error) as error:
         print(f"chat_stream: {error}", file=sys.stderr)
-        return 1 if isinstance(error, (OSError, ChatStreamError)) else 2
+        return 2 if type(error) in (TypeError, ValueError) else 1
 
 
 def _replay(options: Any) -> int:
-    size, left = options.chunk_size, list[bytes]()
+    size = options.chunk_size
     if size < 1:
         raise ValueError(f"--chunk-size must be 1 or more, not {size}")
     with open(options.replay, "rb") as file:
@@ -941,20 +888,16 @@ def _replay(options: Any) -> int:
         raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
     if body.startswith(b"\x1f\x8b"):
         body = zlib.decompressobj(31).decompress(body)
-
-    def reads() -> Iterator[bytes]:
-        yield from (body[at : at + size] for at in range(0, len(body), size))
-        left.clear()  # what is ignored from here on is the tail
-
-    for event in sse_events(reads(), left.append):
+    for event in sse_events(body[at : at + size] for at in range(0, len(body), size)):
         print(json.dumps({"event": event.event, "data": event.data}, ensure_ascii=False))
+    left = re.split(rb"(?:\r\n|\n|\r(?!\n)){2}", body)[-1].lstrip(b"\r\n")
     if left:
-        print(f"chat_stream: {len(left[0])} bytes were left over at the end", file=sys.stderr)
+        print(f"chat_stream: {len(left)} bytes were left over at the end", file=sys.stderr)
     return 0
 
 
 def _ask(options: Any) -> int:
-    key, base, error = os.environ.get("OPENAI_API_KEY"), options.base, None
+    key, base = os.environ.get("OPENAI_API_KEY"), options.base
     demo = not (key or base)
     if demo:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -965,7 +908,7 @@ def _ask(options: Any) -> int:
         tee = files.enter_context(open(options.tee, "w", encoding="utf-8")) if options.tee else None
         record = files.enter_context(open(options.record, "wb")) if options.record else None
         screen = _Screen(options, tee)
-        files.callback(screen.turn, "")
+        files.callback(screen.turn)
         try:
             result = chat_stream(
                 {"model": options.model, "messages": [{"role": "user", "content": prompt}]},
@@ -973,14 +916,20 @@ def _ask(options: Any) -> int:
                 first_byte_timeout=options.timeout, idle_timeout=options.timeout,
                 require_done=not options.no_done, record=record,
             )  # fmt: skip
-        except ChatStreamError as caught:
-            error, result = caught, caught.partial or {}
+            gaps = sorted(b - a for a, b in zip(screen.times[1:], screen.times[2:])) or [0.0]
+            tokens, timing = (result["usage"] or {}).get("completion_tokens", "?"), result["timing"]
+            text = (
+                f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, "
+                f"first byte {timing['first_byte']:.2f} s, {timing['reads']} reads, "
+                f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s"
+            ) + f"\n{_PROOF}" * demo
+            status = 3 if result["finish"] in ("length", "content_filter") else 0
+        except ChatStreamError as error:
+            result, text, status = error.partial or {}, f"chat_stream: {error}", 1
     if options.json:
         print(json.dumps(result, ensure_ascii=False, indent=1))
-    print(f"chat_stream: {error}" if error else screen.summary(result), file=sys.stderr)
-    if demo and not error:
-        print(_PROOF, file=sys.stderr)
-    return 1 if error else 3 if result["finish"] in ("length", "content_filter") else 0
+    print(text, file=sys.stderr)
+    return status
 
 
 def _serve_demo(listener: socket.socket) -> None:
@@ -996,28 +945,23 @@ class _Screen:
     """What a person sees: the answer on standard output, thoughts and the waiting on stderr."""
 
     def __init__(self, options: Any, tee: TextIO | None) -> None:
+        self.json, self.last, self.part, self.times = options.json, "", "", [time.monotonic()]
+        self.write, self.tee = typewriter(cps=options.typewriter), typewriter(tee) if tee else None
         self.terminal, self.begun = sys.stderr.isatty(), threading.Event()
-        self.dim = "\x1b[2m%s\x1b[0m" if self.terminal and not os.environ.get("NO_COLOR") else "%s"
-        self.part, self.last, self.times = "", "", [time.monotonic()]
-        self.json = options.json
-        self.tee = typewriter(tee) if tee else None
-        self.write = typewriter(cps=options.typewriter)
         self.waiter = threading.Thread(target=self.wait, daemon=True)
         self.waiter.start()
 
     def wait(self) -> None:
         while self.terminal and not self.begun.wait(0.2):
-            text = f"\rwaiting for the first byte: {time.monotonic() - self.times[0]:.0f} s "
+            text = f"waiting for the first byte: {time.monotonic() - self.times[0]:.0f} s\r"
             print(text, end="", file=sys.stderr, flush=True)
 
-    def turn(self, part: str) -> None:
+    def turn(self, part: str = "") -> None:
         """Wipe the waiting away, or end the line of the part of the answer that was before."""
         if not self.begun.is_set():
             self.begun.set()
             self.waiter.join()
-            print(
-                "\r" + " " * 40 if self.terminal else "", end="\r" * self.terminal, file=sys.stderr
-            )
+            print(f"\r{'':40}\r" * self.terminal, end="", file=sys.stderr)
         if self.part not in ("", part):
             print(file=sys.stderr if self.part == "reasoning 0" else sys.stdout, flush=True)
         self.part = part
@@ -1028,25 +972,17 @@ class _Screen:
             self.tee(delta)
         if self.json:
             return
-        part = f"{delta.kind.partition('_')[0]} {delta.call}"
-        self.turn(part)
-        if part == "content 0":
+        self.turn(f"{delta.kind.partition('_')[0]} {delta.call}")
+        if delta.kind == "content":
             self.write(delta)
-        elif part == "reasoning 0":
-            print(self.dim % delta.text, end="", file=sys.stderr, flush=True)
+        elif delta.kind == "reasoning":
+            dim = self.terminal and not os.environ.get("NO_COLOR")
+            text = f"\x1b[2m{delta.text}\x1b[0m" if dim else delta.text
+            print(text, end="", file=sys.stderr, flush=True)
         else:
             gap = " " * (self.last == "tool_name" != delta.kind)
             print(gap + delta.text, end="", flush=True)
         self.last = delta.kind
-
-    def summary(self, result: dict[str, Any]) -> str:
-        gaps = sorted(b - a for a, b in zip(self.times, self.times[1:])) or [0.0]
-        tokens, timing = (result["usage"] or {}).get("completion_tokens", "?"), result["timing"]
-        return (
-            f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, "
-            f"first byte {timing['first_byte']:.2f} s, {timing['reads']} reads, "
-            f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s"
-        )
 
 
 if __name__ == "__main__":
