@@ -50,7 +50,7 @@ __version__ = "1.0.0"
 MAX_EVENT_BYTES = 64 << 20  # of an event or a JSON answer: an image fits, an endless line ends
 MAX_BODY_BYTES = 64 << 10  # kept of an error's body, or of an unparsed tail: for people to read
 MAX_MESSAGE_CHARS = 2000  # of an error: a line in a log
-MAX_RETRY_WAIT = 60.0  # seconds; a server that asks for more is left to the caller
+MAX_RETRY_WAIT = 60.0  # seconds; where a server asks for more, only this is waited
 MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: a socket takes no more than 24 days
 READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast network holds ready
 
@@ -59,7 +59,7 @@ _new = tuple.__new__  # takes half the time of a named tuple's own constructor
 _decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
 _DONE = object()
 _DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
-_GAP = re.compile(r"(?:\s+|:.*)*")  # between values: white space, comments that were wrapped again
+_GAP = re.compile(r"\s+|:.*")  # between values: white space, comments that were wrapped again
 
 
 class Delta(NamedTuple):
@@ -153,9 +153,9 @@ def chat_stream(
     by index; usage, id, model, request_id, streamed; timing in seconds.
     Raises TypeError or ValueError before any I/O if an argument is wrong, else ChatStreamError.
     """
-    call = _Call(locals())  # all the arguments, by name
+    call = _Call(locals())  # must come first: the arguments, by name
     if on_delta is not None and not callable(on_delta):
-        raise TypeError(f"on_delta must be callable, not {on_delta!r}")
+        raise TypeError(f"on_delta must be callable, not {type(on_delta).__name__}")
     with contextlib.closing(_deltas(call)) as deltas:
         for delta in deltas:
             if on_delta is not None:
@@ -283,13 +283,13 @@ def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
 
 
 def _check_end(call: _Call, answer: _Answer) -> None:
-    """The one place that decides whether an answer is whole; raises what cut it short."""
+    """Decide whether an answer is whole; raise what cut it short."""
     finished = bool(answer.finish) and all(answer.finish.values())
     lax = not call.asked.require_done and not isinstance(call.cut, StreamInterrupted)
     if (call.done and answer.finish) or (finished and lax):
         return
     error = call.cut or StreamInterrupted("the end, or [DONE], came too early")
-    text = "no finish_reason had come" if answer.finish else "the stream was empty"
+    text = "a finish_reason is missing" if answer.finish else "the stream was empty"
     if finished:
         text = "each finish_reason had come: for a server without [DONE], pass require_done=False"
     elif call.stray and not answer.finish:
@@ -319,14 +319,18 @@ class _Call(urllib.request.HTTPHandler):
             raise ValueError(f"retries must be a whole number from 0, not {asked.retries!r}")
         if not isinstance(asked.context, (ssl.SSLContext, type(None))):
             raise TypeError(f"context must be an ssl.SSLContext, not {asked.context!r}")
-        if not (asked.record is None or hasattr(asked.record, "write")):
+        text_file = isinstance(asked.record, io.TextIOBase)
+        if text_file or not (asked.record is None or hasattr(asked.record, "write")):
             raise TypeError(f"record must be a binary file, not {asked.record!r}")
         self.body, self.url = _body(asked.payload), _endpoint(asked.base)
         self.headers = headers = _headers(str.strip(asked.key or ""), dict(asked.headers or {}))
-        named = [name for name in headers if re.search("Auth|Key|Token", name)]
-        keys = {headers[name].removeprefix("Bearer ") for name in named} - {""}
-        # A short key ("none", "ollama") is no secret, and may be part of other words.
-        words = [rf"\b{key}\b" if len(key) < 8 else key for key in map(re.escape, keys)]
+        named = [name for name in headers if re.search("Auth|Key|Token|Secret|Cookie", name)]
+        keys = {headers[name].rpartition(" ")[2] for name in named} - {""}
+        # A short key ("none", "ollama") is no secret, and may be part of other words; a long one is
+        # hidden from its first letters on, as a message may be cut in the middle of it.
+        starts = {re.escape(key[:8]) for key in keys if len(key) > 7}
+        words = [rf"\b{re.escape(key)}\b" for key in keys if len(key) < 8]
+        words += [rf"{start}[^\s'\"]*" for start in starts]
         self.secret = re.compile("|".join(words) or "(?!)")
         parts = urlsplit(self.url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
@@ -335,7 +339,7 @@ class _Call(urllib.request.HTTPHandler):
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
         self.reply = self.sock = self.request_id = cast(Any, None)
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
-        self.streamed, self.done = True, False
+        self.streamed, self.done, self.ended = True, False, False
         self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
         self.stray, self.tail = "", bytearray()  # the last odd payload; what is left unparsed
         self.result: dict[str, Any] = {}
@@ -347,13 +351,15 @@ class _Call(urllib.request.HTTPHandler):
             try:
                 return self._send(body)
             except (ConnectError, HTTPStatusError) as error:
-                status, wait = getattr(error, "status", 503), getattr(error, "retry_after", None)
+                status = getattr(error, "status", 503)  # no connection is as good as a 503
+                wait = getattr(error, "retry_after", None)
                 refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
                 if refused and added:
                     body, added = _body({**json.loads(body), "stream_options": None}), False
                 elif tries < self.asked.retries and (status >= 500 or status in (408, 409, 429)):
                     tries += 1
-                    wait = 0.5 * 2**tries * random.uniform(0.5, 1) if wait is None else wait
+                    backoff = 0.5 * 2 ** min(tries, 9) * random.uniform(0.5, 1)
+                    wait = backoff if wait is None else wait
                     _log.warning("retry %d of %d%s", tries, self.asked.retries, self.where)
                     time.sleep(min(wait, MAX_RETRY_WAIT))
                 else:
@@ -362,6 +368,7 @@ class _Call(urllib.request.HTTPHandler):
     def _send(self, body: bytes) -> Any:
         request = urllib.request.Request(self.url, body, self.headers, method="POST")
         host, limit = request.host, self.asked.first_byte_timeout
+        self.cut, self.silence, self.request_id = None, 0.0, None
         # No handler for redirects, which would take the key along, and none for error statuses.
         opener = urllib.request.OpenerDirector()
         near = re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host)
@@ -374,12 +381,11 @@ class _Call(urllib.request.HTTPHandler):
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
             text = "no response" + f" from the proxy {request.host}" * (request.host != host)
-            if isinstance(reason, socket.timeout):
+            if isinstance(reason, socket.timeout) and not reason.errno:
                 text += f" in {limit:g} s; raise first_byte_timeout?"
                 raise StreamTimeout(text, phase="first byte") from error
             remedy = "does the server run there? is its certificate one to trust (see context)?"
             raise ConnectError(f"{text}: {reason!r}; {remedy}") from error
-        self.cut, self.silence = None, 0.0
         self.timing["first_byte"] = time.monotonic() - self.start
         header = response.headers.get
         self.request_id = header("x-request-id") or header("request-id") or None
@@ -438,14 +444,14 @@ class _Call(urllib.request.HTTPHandler):
             return
         for read in itertools.chain([head], reads):
             piece = b""
-            while read or len(piece) == READ_BYTES:
+            while read or (len(piece) == READ_BYTES and not member.eof):
                 member = zlib.decompressobj(31) if member.eof else member
                 try:
                     piece = member.decompress(read, READ_BYTES)
                 except zlib.error as error:
                     raise ProtocolError(f"the gzip body is damaged: {error}") from error
                 yield piece
-                read = member.unused_data or member.unconsumed_tail
+                read = member.unused_data.lstrip(b"\0") or member.unconsumed_tail
         if not member.eof:
             self.cut = self.cut or StreamInterrupted("the gzip body is cut off")
 
@@ -453,23 +459,25 @@ class _Call(urllib.request.HTTPHandler):
         """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
         record, idle_timeout, timeout = self.asked.record, self.asked.idle_timeout, 0.0
-        while True:
+        while not self.reply.isclosed():  # newer http.clients close it with the last byte
             start, left = monotonic(), stall_timeout - self.silence
             try:
                 if left < idle_timeout or timeout < idle_timeout:
                     timeout = min(left, idle_timeout)
                     self.sock.settimeout(max(timeout, 0.001))
+                if left <= 0:
+                    raise OSError("no time is left")
                 read = read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 self.cut = StreamInterrupted(f"the connection broke: {error!r}")
-                if isinstance(error, socket.timeout):
+                if left <= 0 or (isinstance(error, socket.timeout) and not error.errno):
                     phase, what, limit = "stall", "data event", stall_timeout
                     if timeout == idle_timeout:
                         phase, what, limit = "idle", "byte", idle_timeout
                     text = f"no {what} in {limit:g} s; raise {phase}_timeout?"
                     self.cut = StreamTimeout(text, phase=phase)
                 self.cut.__cause__ = error
-                return
+                break
             gap = monotonic() - start
             self.silence += gap
             timing["reads"] += 1
@@ -480,20 +488,24 @@ class _Call(urllib.request.HTTPHandler):
             if record is not None:
                 record.write(read)
             yield read
-        if self.reply.length:  # read1 ends a short body as it ends a whole one
+        self.ended = True
+        if self.cut is None and self.reply.length:  # read1 ends a short body like a whole one
             self.cut = StreamInterrupted(f"{self.reply.length} bytes of the body are missing")
 
     def see_ignored(self, line: bytes) -> None:
-        """A line that is no event may be an error; the last one is the tail."""
+        """A line that is no event may be an error, or, behind the last read, the tail."""
         text = line.decode("utf-8", "replace")
         field, _, value = text.partition(":")
         _check_reported({"error": _loaded(value)} if field == "error" else _loaded(text))
-        self.tail = bytearray(line)
+        if self.ended:
+            self.tail = bytearray(line)
+        else:
+            self.stray = text
 
 
 def _body(payload: Mapping[str, Any]) -> bytes:
     if not isinstance(payload, Mapping):
-        raise TypeError(f"payload must be a mapping, not {payload!r}")
+        raise TypeError(f"payload must be a mapping, not {type(payload).__name__}")
     body = {"stream_options": {"include_usage": True}, **payload, "stream": True}
     if body["stream_options"] is None:
         del body["stream_options"]
@@ -505,16 +517,17 @@ def _body(payload: Mapping[str, Any]) -> bytes:
 
 def _endpoint(base: str) -> str:
     """The URL to post to, from a base as people paste it."""
+    netloc = ""
     try:
         parts = urlsplit(str.strip(base))
         netloc = parts.netloc.encode("idna").decode()
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or re.search(r"\s", netloc):
-        raise ValueError(f"base must be like https://host/v1 or http://host:8080/v1, not {base!r}")
     if "@" in netloc:
         raise ValueError("base must not hold a user name or a password: use key or headers")
+    if not good or re.search(r"\s", netloc):
+        raise ValueError(f"base must be like https://host/v1 or http://host:8080/v1, not {base!r}")
     path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     path, query = (quote(part, safe="/?:@!$&'()*+,;=~%") for part in (path, parts.query))
     return f"{parts.scheme}://{netloc}{path}" + f"?{query}" * bool(query)
@@ -537,9 +550,11 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
 def _chunks(call: _Call) -> Iterator[Any]:
     """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
     head, received = b"", call.received(call.asked.stall_timeout)
-    for read in received:  # until there is enough to tell what it is
+    for (
+        read
+    ) in received:  # until there is enough to tell what it is; servers send blank lines first
         head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
-        if len(head) >= 6 or b"\n" in head:
+        if re.search(rb"\A[{[<]|[:\r\n]|.{64}", head):
             break
     reads = itertools.chain([head], received)
     kind = call.reply.headers.get("Content-Type", "no Content-Type")
@@ -581,7 +596,8 @@ def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
 
 def _value(data: str, at: int) -> tuple[Any, int]:
     """The next value in an event's data, and its end: JSON, _DONE, or None for what is no value."""
-    at = at if data.startswith("{", at) else cast(Any, _GAP.match(data, at)).end()
+    while not data.startswith("{", at) and (gap := _GAP.match(data, at)):
+        at = gap.end()
     try:
         return _decode(data, at)
     except (ValueError, RecursionError) as error:
@@ -595,18 +611,18 @@ def _completion(call: _Call) -> Iterator[Any]:
     try:
         chunk, _ = _value(call.tail.decode(), 0)
     except ValueError as error:
-        unquoted = re.sub(rb'(?s)"([^"\\]|\\.)*"', b"", call.tail)
+        unquoted = re.sub(rb'"[^"]*"', b"", re.sub(rb"(?s)\\.", b"", call.tail))
         opened, closed = (len(re.findall(each, unquoted)) for each in (rb"[{[]", rb"[]}]"))
         if call.cut or b'"' in unquoted or opened > closed:
             return  # it is cut, not malformed
         what = "bad UTF-8 in" if isinstance(error, UnicodeDecodeError) else "not JSON:"
         raise ProtocolError(f"{what} {_quoted(call.tail)}") from error.__cause__ or error
+    yield chunk
     _check_reported(chunk)
     choices = [each for part in _dicts(chunk) for each in _dicts(part.get("choices"))]
     if chunk is not _DONE and not any(choice.get("message") for choice in choices):
         raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(call.tail)}")
     call.done = True
-    yield chunk
 
 
 def _check_reported(value: Any) -> None:
@@ -642,7 +658,7 @@ class _Answer:
                 index, get = choice["index"], chunk.get
                 new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
                 more = new or choice["finish_reason"] or get("usage") or choice.get("usage")
-                plain = name == "content" and text and text.isascii() and "message" not in choice
+                plain = name == "content" and text and text.isascii() and type(index) is int
                 common = plain and not more and index in had and not self.halves
             except (AttributeError, KeyError, TypeError, ValueError):
                 common = False
@@ -658,7 +674,8 @@ class _Answer:
             self.seen[name] = self.seen[name] or str(chunk.get(name) or "")
         choices = _dicts(chunk.get("choices"))
         for holder in (*choices, chunk):
-            self.seen["usage"] = holder.get("usage") or self.seen["usage"]
+            for usage in filter(None, _dicts(holder.get("usage"))):
+                self.seen["usage"] = usage
         for choice in choices:
             index = _number(choice.get("index")) or 0
             self.finish[index] = self.finish.get(index) or choice.get("finish_reason") or None
@@ -684,8 +701,9 @@ class _Answer:
         for call in calls:
             function = next(iter(_dicts(call.get("function"))), {})
             name, arguments = str(function.get("name") or ""), function.get("arguments")
+            name = "" if name == "null" else name
             key = self._key(choice, _number(call.get("index")), str(call.get("id") or ""), name)
-            if name not in ("null", self.texts["tool_name", choice, key].getvalue()):
+            if name != self.texts["tool_name", choice, key].getvalue():
                 yield from self.put(("tool_name", choice, key), name)
             if not isinstance(arguments, (str, type(None))):
                 arguments = json.dumps(arguments, ensure_ascii=False)
@@ -698,7 +716,8 @@ class _Answer:
         key = self.keys.get((choice, index, "")) if known is None else known
         if key is not None and known is None and name:
             begun = self.texts["tool_arguments", choice, key].tell()
-            key = None if (id_ and ids[key]) or (index is None and begun) else key
+            whole = ids[key] or (begun and self.texts["tool_name", choice, key].tell())
+            key = None if (id_ and whole) or (begun and index is None) else key
         if key is None:
             free = index is not None and index >= 0 and index not in ids
             key = cast(int, index) if free else max(ids, default=-1) + 1
@@ -939,6 +958,7 @@ def _serve_demo(listener: socket.socket) -> None:
         for at in range(0, len(_DEMO), 7):
             connection.sendall(_DEMO[at : at + 7])
             time.sleep(0.5 if at == 245 else 0.002)
+        connection.recv(READ_BYTES)  # what is left unread would reset the connection
 
 
 class _Screen:
