@@ -3,8 +3,9 @@
 """Tests of chat_stream: bytes on a real loopback socket in, a result or an error out.
 
 In reading order: a server that sends raw bytes from a script; builders of such bytes; ask(), which
-calls chat_stream and checks what holds always; then the tests, in the order of the module: the
-parser, the recordings in fixtures/, streams cut at every byte, fuzz, and the file as a file.
+calls chat_stream and checks what holds always; then the tests: the parser, the rules one by one,
+the recordings in fixtures/, streams cut at every byte, fuzz, the command line, the README, and the
+file as a file.
 Nothing is mocked and nothing sleeps to be in time: where a test depends on an order of events,
 its server waits for one. Everything random is seeded, and a failure shows the seed.
 
@@ -1006,6 +1007,7 @@ WRONG_ARGUMENTS = {
     "retries None": ({"retries": None}, [], []),
     "on_delta no callable": ({"on_delta": "print"}, [], []),
     "record without write": ({"record": "answer.sse"}, [], []),
+    "record a text file": ({"record": io.StringIO()}, ["record"], []),
     "context of another type": ({"context": True}, [], []),
 }
 for _name in ("first_byte_timeout", "idle_timeout", "stall_timeout"):
@@ -2069,6 +2071,18 @@ ADD, SUB, MUL = ("c1", "add", A), ("c2", "sub", B), ("c3", "mul", C)
 
 #: Pieces, each in a delta of its own if not in a list, and the calls that come of them.
 CALLS = {
+    "an id for the second call only": (
+        [more("{}", name="add", **I0), begin("c2", "sub", "{}", **I0)],
+        [("", "add", "{}"), ("c2", "sub", "{}")],
+    ),
+    "the name null after arguments": (
+        [begin("c1", "add", "{"), more("}", name="null")],
+        [("c1", "add", "{}")],
+    ),
+    "index 0 after a higher one": (
+        [begin("c3", "sub", "{}", index=3), begin("c0", "add", "{}", **I0)],
+        {3: ("c3", "sub", "{}"), 0: ("c0", "add", "{}")},
+    ),
     "as specified": (
         [begin("c1", "add", type="function", **I0), more(A1, **I0), more(A2, **I0)]
         + [begin("c2", "sub", type="function", **I1), more(B, **I1)],
@@ -3581,6 +3595,142 @@ def test_memory_is_bounded_whatever_comes(serve, monkeypatch, script, error_clas
     if error_class is Protocol:
         assert "MAX_EVENT_BYTES" in str(outcome.error)
     assert peak < 16 * EVENT_LIMIT
+
+
+# ---- What reading the module found ---------------------------------------------------------------
+
+LONG_KEY = "sk-0123456789abcdefghijklmnopqrstuvwxyz"
+FINISHED = sse(chunk("ok", "stop"))
+LAX = {"require_done": False}
+
+
+def padded(body, size):
+    """A stream of this size, filled up with a comment."""
+    return b": " + b"x" * (size - len(body) - 4) + b"\n\n" + body
+
+
+@cases(
+    "script, options",
+    {
+        "gzip that fills its last piece": (
+            [head(content_encoding="gzip"), gzip.compress(padded(FINISHED, cs.READ_BYTES))],
+            LAX,
+        ),
+        "gzip with padding behind": (
+            [head(content_encoding="gzip"), gzip.compress(FINISHED) + bytes(9)],
+            LAX,
+        ),
+        "a length that is used up, with a short stall": (
+            [head(content_length=len(FINISHED)), FINISHED],
+            {**LAX, "stall_timeout": 5.0},
+        ),
+    },
+)
+def test_end_of_the_body_is_no_cut(serve, script, options):
+    check_result(ask(serve(script), **options), content="ok", finish="stop")
+
+
+def test_cut_of_one_response_is_not_one_of_the_next(serve):
+    busy = [head(503, "text/plain", content_length=99, retry_after="0", x_request_id="first"), b"?"]
+    outcome = ask(serve(busy, [head(), FINISHED]), retries=1, **LAX)
+    check_result(outcome, content="ok", request_id=None)
+
+
+def test_request_id_is_not_that_of_another_try(serve):
+    busy = [head(503, retry_after="0", x_request_id="first")]
+    outcome = ask(serve(busy, []), retries=1)
+    check_failed(outcome, Connect)
+    assert outcome.error.request_id is None
+
+
+def test_json_cut_in_a_long_text_takes_linear_time(serve):
+    body = b'{"choices": [{"message": {"content": "' + b'\\"a' * 200_000
+    start = time.monotonic()
+    check_failed(ask(serve([head(content_type="application/json"), body])), Interrupted)
+    assert time.monotonic() - start < SOON
+
+
+def test_json_error_is_raised_once_its_answer_is_taken(serve):
+    choice = {"message": {"content": "part"}, "finish_reason": "error"}
+    body = json.dumps({"choices": [choice], "error": {"message": "boom"}}).encode()
+    outcome = ask(serve([head(content_type="application/json"), body]))
+    check_failed(outcome, Reported, "boom", content="part", finish="error", streamed=False)
+
+
+def test_flood_of_comments_does_not_hold_off_the_stall(serve):
+    outcome = streamed(serve, sse(chunk("a")), *[PING * 9, 0.0005] * 20_000, stall_timeout=0.1)
+    check_failed(outcome, Timeout, "stall_timeout", content="a")
+
+
+@cases(
+    "options, body",
+    {
+        "with another scheme": ({"headers": {"Authorization": f"Token {LONG_KEY}"}}, LONG_KEY),
+        "in a secret of another name": ({"headers": {"X-Secret": LONG_KEY}}, LONG_KEY),
+        "cut in the middle": ({"key": LONG_KEY}, "x" * 280 + " " + LONG_KEY),
+    },
+)
+def test_key_is_hidden(serve, options, body):
+    outcome = streamed(serve, b"data: " + body.encode() + b"\n\n", **options)
+    check_failed(outcome, Protocol, "***", unsaid=[LONG_KEY[:12]])
+
+
+def test_ignored_line_is_no_tail(serve):
+    outcome = streamed(serve, b"x-meta: 1\n", sse(chunk("a")))
+    check_failed(outcome, Interrupted, content="a", unsaid=["x-meta"])
+    assert outcome.error.tail == b""
+
+
+def test_ignored_line_is_quoted_where_nothing_else_came(serve):
+    check_failed(streamed(serve, b"Internal trouble\n"), Interrupted, "Internal trouble")
+
+
+def test_events_of_no_type_are_told_however_cut(serve):
+    body = b"event_id: 1\n" + FINISHED + DONE
+    for script in at_once_and_by_bytes(body, content_type="text/plain"):
+        check_result(ask(serve(script)), content="ok")
+
+
+@cases(
+    "payload, want",
+    {
+        "usage that is a list": ({"usage": [1]}, {"usage": None}),
+        "usage in a list": ({"usage": [{"n": 1}]}, {"usage": {"n": 1}}),
+        "message beside choices": ({"message": "all is well"}, {"content": "ab"}),
+        "detail beside choices": ({"detail": "all is well"}, {"content": "ab"}),
+    },
+)
+def test_members_beside_the_choices_are_harmless(serve, payload, want):
+    chunks = [chunk("a"), {**json.loads(json.dumps(chunk("b", "stop"))), **payload}]
+    check_result(streamed(serve, sse(*chunks), DONE), **want)
+
+
+def test_refusal_comes_as_a_part_too(serve):
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "sorry"}]
+    outcome = streamed(serve, sse(chunk(parts, "stop")), DONE)
+    check_result(outcome, refusal="no", content="sorry")
+
+
+def test_index_that_is_no_whole_number_is_choice_0(serve):
+    odd = {"choices": [{"index": 1.0, "delta": {"content": "b"}, "finish_reason": "stop"}]}
+    outcome = streamed(serve, sse(chunk("a", index=1), odd, odd), DONE)
+    assert {index: one["content"] for index, one in outcome.result["choices"].items()} == {
+        0: "bb",
+        1: "a",
+    }
+
+
+def test_first_retry_comes_soon(serve):
+    server = serve([head(503)], OK)
+    check_result(ask(server, retries=1), content="ok")
+    first, second = server.requests
+    assert 0.25 <= second.at - first.at < 2.0
+
+
+def test_request_says_what_it_accepts(serve):
+    server = serve(OK)
+    ask(server)
+    assert server.requests[0].headers["Accept"] == "text/event-stream, application/json"
 
 
 # ---- The recordings -----------------------------------------------------------------------------
