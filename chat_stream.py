@@ -10,8 +10,7 @@ stream that ends before its [DONE] is an error. However the bytes are cut, the e
 No redirect is followed, the key stands in no message, memory is bounded. It does not reconnect
 (nothing on this wire can be resumed), pool connections, run under asyncio or repair JSON.
 
-To vendor it, copy this file under any name, unchanged; __version__ says which one it is. To
-upgrade it, copy the newer one over it.
+To vendor or upgrade it, copy this file, under any name, unchanged: __version__ says which it is.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: a socket takes no more t
 READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast network holds ready
 
 _log = logging.getLogger("chat_stream")
-_new = tuple.__new__  # takes half the time of a named tuple's own constructor
-_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
+_new_tuple = tuple.__new__  # takes half the time of a named tuple's own constructor
+_raw_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
 _DONE = object()
 _DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
 _GAP = re.compile(r"\s+|:.*")  # between values: white space, comments that were wrapped again
@@ -204,7 +203,7 @@ def sse_events(
         held += rest
         for line in block.split(b"\n") if line_end else ():
             if data and not line:
-                yield _new(Event, (event or "message", "\n".join(data), last_id, retry))
+                yield _new_tuple(Event, (event or "message", "\n".join(data), last_id, retry))
             if not line:
                 data, event, retry, size = [], "", None, 0
                 continue
@@ -258,11 +257,8 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
     return write
 
 
-# ---- One call: arguments -> bytes -> events -> chunks -> deltas -> result ------------------------
-
-
 def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
-    """Run a call: the steps in their order, and the one place where errors get what they lack."""
+    """Run a call: bytes, events, chunks, deltas, result; and here errors get what they lack."""
     call.start, answer, error = time.monotonic(), _Answer(), None
     try:
         with call.connect():
@@ -302,10 +298,8 @@ def _check_end(call: _Call, answer: _Answer) -> None:
 
 
 class _Call(urllib.request.HTTPHandler):
-    """One call: what was asked, checked; its connection, as urllib's handler; how it ended.
-
-    urllib takes a handler's name_open, name_request and name_response for its hooks.
-    """
+    """One call: what was asked, checked; its connection, as urllib's handler (which takes methods
+    named *_open, *_request and *_response for hooks); and what is known of its end."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -328,9 +322,8 @@ class _Call(urllib.request.HTTPHandler):
         keys = {headers[name].rpartition(" ")[2] for name in named} - {""}
         # A short key ("none", "ollama") is no secret, and may be part of other words; a long one is
         # hidden from its first letters on, as a message may be cut in the middle of it.
-        starts = {re.escape(key[:8]) for key in keys if len(key) > 7}
-        words = [rf"\b{re.escape(key)}\b" for key in keys if len(key) < 8]
-        words += [rf"{start}[^\s'\"]*" for start in starts]
+        short, long = r"\b%s\b", r"%s[^\s'\"]*"
+        words = [(short if len(key) < 8 else long) % re.escape(key[:8]) for key in keys]
         self.secret = re.compile("|".join(words) or "(?!)")
         parts = urlsplit(self.url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
@@ -407,7 +400,7 @@ class _Call(urllib.request.HTTPHandler):
         connection: Any = type("_Connection", (kind,), {"response_class": response})
         return self.do_open(connection, request, **{"context": self.asked.context} if https else {})
 
-    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request
+    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request  # for headers
 
     def _status_error(self) -> HTTPStatusError:
         """The error for a status; it stands also where its body stalls or is cut."""
@@ -427,8 +420,7 @@ class _Call(urllib.request.HTTPHandler):
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
-            date = email.utils.parsedate_to_datetime(after).timestamp()
-            seconds = max(0.0, date - time.time())
+            seconds = max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
         return HTTPStatusError(text, status=status, body=page, retry_after=seconds)
 
     def received(self, stall_timeout: float) -> Iterator[bytes]:
@@ -599,7 +591,7 @@ def _value(data: str, at: int) -> tuple[Any, int]:
     while not data.startswith("{", at) and (gap := _GAP.match(data, at)):
         at = gap.end()
     try:
-        return _decode(data, at)
+        return _raw_decode(data, at)
     except (ValueError, RecursionError) as error:
         if at < len(data) and not _DONE_WORD.match(data, at):
             raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
@@ -664,7 +656,7 @@ class _Answer:
                 common = False
             if common:
                 self.texts["content", index, 0].write(text)
-                yield _new(Delta, ("content", text, index, 0))
+                yield _new_tuple(Delta, ("content", text, index, 0))
             else:
                 for part in _dicts(chunk):
                     yield from self._part(part)
@@ -973,8 +965,8 @@ class _Screen:
 
     def wait(self) -> None:
         while self.terminal and not self.begun.wait(0.2):
-            text = f"waiting for the first byte: {time.monotonic() - self.times[0]:.0f} s\r"
-            print(text, end="", file=sys.stderr, flush=True)
+            text = f"waiting for the first byte: {time.monotonic() - self.times[0]:.0f} s"
+            print(text, end="\r", file=sys.stderr, flush=True)
 
     def turn(self, part: str = "") -> None:
         """Wipe the waiting away, or end the line of the part of the answer that was before."""

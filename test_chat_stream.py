@@ -3727,6 +3727,21 @@ def test_first_retry_comes_soon(serve):
     assert 0.25 <= second.at - first.at < 2.0
 
 
+def test_event_of_exactly_the_limit_is_no_larger(monkeypatch):
+    monkeypatch.setattr(cs, "MAX_EVENT_BYTES", 12)
+    assert [event.data for event in cs.sse_events([b"data: 123456\n\n"])] == ["123456"]
+    assert [event.data for event in cs.sse_events([b"data: 12345", b"6\n\n"])] == ["123456"]
+    for reads in ([b"data: 1234567\n\n"], [b"data: 1234", b"567"]):
+        with pytest.raises(Protocol, match="MAX_EVENT_BYTES"):
+            list(cs.sse_events(reads))
+
+
+@pytest.mark.parametrize("name", ["error", "message", "detail", "msg"])
+def test_words_for_people_come_first(serve, name):
+    body = json.dumps({"code": 7, name: "too busy", "zone": "x"}).encode()
+    check_failed(ask(serve([head(503, "application/json"), body])), Status, "too busy, 7, x")
+
+
 def test_request_says_what_it_accepts(serve):
     server = serve(OK)
     ask(server)
