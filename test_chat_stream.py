@@ -4279,7 +4279,7 @@ class Live:
             self.fd = os.dup(self.process.stdout.fileno())
             self.pipes.pop(0).close()
             self.pipes.insert(0, None)
-        self.terminal, self.seen, self.pressed = terminal, b"", 0.0
+        self.terminal, self.seen, self.pressed, self.again = terminal, b"", 0.0, None
         # What hangs is killed, and its output then ends: so that no read has to be watched.
         self.watchdog = threading.Timer(HANG, self.process.kill)
         self.watchdog.start()
@@ -4307,13 +4307,23 @@ class Live:
         return self
 
     def interrupt(self, key=True):
-        """Press Ctrl-C on its terminal; without a key, send the signal."""
+        """Press Ctrl-C on its terminal, or without a key send the signal; if need be, once more.
+
+        A signal that comes between Python's last look for one and its wait in the kernel is seen
+        when the wait is over, or when the next signal comes.
+        """
         self.pressed = time.monotonic()
-        if key:
-            os.write(self.fd, b"\x03")
-        else:
-            self.process.send_signal(signal.SIGINT)
+        self.press(key)
+        self.again = threading.Timer(2.0, self.press, [key])
+        self.again.start()
         return self
+
+    def press(self, key):
+        with contextlib.suppress(OSError, TypeError):  # it has ended
+            if key:
+                os.write(self.fd, b"\x03")
+            else:
+                self.process.send_signal(signal.SIGINT)
 
     def end(self):
         """Wait for its end; on a terminal, out and err are only what went past it."""
@@ -4326,7 +4336,8 @@ class Live:
         return quiet(Ran(status, *(text.decode().replace("\r\n", "\n") for text in texts)))
 
     def stop(self):
-        self.watchdog.cancel()
+        for timer in filter(None, (self.watchdog, self.again)):
+            timer.cancel()
         self.process.kill()
         self.process.wait()
         for stream in filter(None, self.pipes):
