@@ -225,7 +225,8 @@ def sse_events(
                 last_id = last_id if "\0" in text else text
             elif re.fullmatch("[0-9]{1,18}", text):
                 retry = int(text)
-        _limited(len(held))
+        if held:
+            _limited(len(held))
     fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
     if ignored is not None and (fields or held):
         ignored("".join(fields).encode() + held)
@@ -451,14 +452,15 @@ class _Call(urllib.request.HTTPHandler):
         """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
         record, idle_timeout, timeout = self.asked.record, self.asked.idle_timeout, 0.0
-        while not self.reply.isclosed():  # newer http.clients close it with the last byte
+        while True:
             start, left = monotonic(), stall_timeout - self.silence
             try:
                 if left < idle_timeout or timeout < idle_timeout:
                     timeout = min(left, idle_timeout)
-                    self.sock.settimeout(max(timeout, 0.001))
-                if left <= 0:
-                    raise OSError("no time is left")
+                    if left <= 0:
+                        raise OSError("no time is left")
+                    if not self.reply.isclosed():  # as newer http.clients do with the last byte
+                        self.sock.settimeout(timeout)
                 read = read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 self.cut = StreamInterrupted(f"the connection broke: {error!r}")
@@ -650,8 +652,9 @@ class _Answer:
                 index, get = choice["index"], chunk.get
                 new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
                 more = new or choice["finish_reason"] or get("usage") or choice.get("usage")
-                plain = name == "content" and text and text.isascii() and type(index) is int
-                common = plain and not more and index in had and not self.halves
+                # A lone half of a surrogate pair cannot be encoded, and goes the longer way.
+                plain = name == "content" and text and (text.isascii() or text.encode())
+                common = plain and not (more or self.halves) and type(index) is int and index in had
             except (AttributeError, KeyError, TypeError, ValueError):
                 common = False
             if common:
