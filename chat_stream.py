@@ -146,7 +146,7 @@ def chat_stream(
     retries: how often to try again while there is no stream: no connection, 408, 409, 429, 5xx.
     headers: added to the request's own, or in place of them.
     context: for TLS; by default certificates are verified.
-    record: a binary file, to which each byte of the body is written as received.
+    record: a binary file that gets every byte of a body as received; what it raises passes through.
 
     Returns a dict: choice 0's content, reasoning, refusal, tool_calls, finish, message; "choices"
     by index; usage, id, model, request_id, streamed; timing in seconds.
@@ -181,6 +181,7 @@ def sse_events(
 ) -> Iterator[Event]:
     """Parse server-sent events (WHATWG HTML 9.2.6) from bytes in pieces of any size.
 
+    reads: what read1 brings, the blocks of a file, single bytes.
     ignored: called with each line whose field is unknown, and last with the unterminated tail.
 
     Yields an Event as soon as the piece that completes it is there, after a lone CR too.
@@ -237,6 +238,8 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
 
     out: a text file, by default standard output; what it cannot encode is replaced.
     cps: characters a second, so that bursts on the network do not show; None writes at once.
+
+    Raises ValueError if cps is not more than 0.
     """
     if cps is not None and not cps > 0:
         raise ValueError(f"cps must be more than 0, not {cps}")
@@ -401,7 +404,7 @@ class _Call(urllib.request.HTTPHandler):
         connection: Any = type("_Connection", (kind,), {"response_class": response})
         return self.do_open(connection, request, **{"context": self.asked.context} if https else {})
 
-    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request  # for headers
+    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request  # adds Host
 
     def _status_error(self) -> HTTPStatusError:
         """The error for a status; it stands also where its body stalls or is cut."""
@@ -544,9 +547,8 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
 def _chunks(call: _Call) -> Iterator[Any]:
     """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
     head, received = b"", call.received(call.asked.stall_timeout)
-    for (
-        read
-    ) in received:  # until there is enough to tell what it is; servers send blank lines first
+    for read in received:
+        # Servers send blank lines, and a BOM, before what they have to say.
         head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
         if re.search(rb"\A[{[<]|[:\r\n]|.{64}", head):
             break
