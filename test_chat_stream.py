@@ -11,6 +11,7 @@ its server waits for one. Everything random is seeded, and a failure shows the s
 
     python -m pytest -q            the tests
     python test_chat_stream.py     a small benchmark
+    CHAT_STREAM_CUTS=all python -m pytest -q -k "two_way or cut_anywhere"    every cut, in 20 minutes
 """
 
 from __future__ import annotations
@@ -3550,7 +3551,7 @@ TWINS = {path.stem: json.loads(path.read_bytes()) for path in sorted(FIXTURES.gl
 ASKED = [name for name, twin in TWINS.items() if "call" in twin]
 PARSED = [name for name, twin in TWINS.items() if "events" in twin]
 GZIPPED = "nginx-gzip-cn"
-#: CHAT_STREAM_CUTS=all cuts all streams at all bytes in all framings, in some 20 minutes.
+#: Whether to cut every stream at every byte in every framing, which takes some 20 minutes.
 ALL_CUTS = os.environ.get("CHAT_STREAM_CUTS") == "all"
 
 
