@@ -3727,11 +3727,11 @@ def ask_cut(server, header, body, cut):
         read = Record(cut)
         server.play(
             {
-                "close": [header(), part],
+                "close": [header() + part],
                 "chunk": [header(transfer_encoding="chunked"), b"%x\r\n" % (len(body) + 1), part],
                 "chunks": [header(transfer_encoding="chunked"), *chunked([part])],
-                "length": [header(content_length=len(body) + 1), part],
-                "reset": [header(), part, read.full, RESET],
+                "length": [header(content_length=len(body) + 1) + part],
+                "reset": [header() + part, read.full, RESET],
             }[framing]
         )
         yield f"{framing}, cut at {cut}", ask(server, record=read)
@@ -4744,36 +4744,33 @@ def test_full_disk_is_one_line(serve, command):
 # ---- On a terminal ------------------------------------------------------------------------------
 
 
-def test_waiting_is_shown_on_a_terminal_and_wiped_when_text_comes(serve, command):
-    event = threading.Event()
-    server = serve([event, *words_of("text")])
-    live = command.start("Hi", terminal=ALL, **base(server)).until("1 s")
+@side_by_side(
+    "scripts, arguments, until, status, rows",
+    {
+        "text": ([words_of("text")], [], " 1 s", 0, ["text", "finish: stop.*", ""]),
+        "an error": ([answer(401, {"error": "no"})], [], " s", 1, ["chat_stream: HTTP 401.*", ""]),
+        "a retry": (
+            [[head(503, retry_after=0)], words_of("ok")],
+            ["--retries", 1],
+            " s",
+            0,
+            ["retry 1 of 1.*", "ok", "finish: stop.*", ""],
+        ),
+    },
+)
+def test_waiting_is_shown_on_a_terminal_and_wiped(
+    serve, command, scripts, arguments, until, status, rows
+):
+    event, (first, *others) = threading.Event(), scripts
+    server = serve([event, *first], *others)
+    live = command.start("Hi", *arguments, terminal=ALL, **base(server)).until(until)
     (line,) = screen(live.seen)
-    assert re.search(r"waiting.* 1 s", line) and len(line) < 80
+    assert re.search("waiting.*" + until, line) and len(line) < 80
     event.set()
-    assert live.end().status == 0
-    first, last, end = screen(live.seen)
-    assert first == "text" and last.startswith("finish: stop") and end == ""
+    assert live.end().status == status
+    shown = screen(live.seen)
+    assert len(shown) == len(rows) and all(map(re.fullmatch, rows, shown)), shown
     assert b"%" not in live.seen
-
-
-def test_waiting_is_wiped_when_an_error_comes(serve, command):
-    event = threading.Event()
-    server = serve([event, *answer(401, {"error": "no"})])
-    live = command.start("Hi", terminal=ALL, **base(server)).until("waiting")
-    event.set()
-    assert live.end().status == 1
-    line, end = screen(live.seen)
-    assert line.startswith("chat_stream: HTTP 401") and end == ""
-
-
-def test_waiting_does_not_run_into_the_notice_of_a_retry(serve, command):
-    event = threading.Event()
-    server = serve([event, head(503, retry_after=0)], words_of("ok"))
-    live = command.start("Hi", "--retries", 1, terminal=ALL, **base(server)).until("waiting")
-    event.set()
-    assert live.end().status == 0
-    assert [row for row in screen(live.seen) if "waiting" in row] == []
 
 
 def test_waiting_is_not_shown_where_stderr_is_no_terminal(serve, command):
@@ -4968,13 +4965,13 @@ def test_servers_of_the_readme_are_those_of_the_fixtures():
     assert {kind for name, kind, _ in rows if name.startswith("made-")} == {"made"}
 
 
-def test_commands_of_the_readme_are_there_to_be_run_as_they_stand(tmp_path):
+def test_commands_of_the_readme_are_there_to_be_run_as_they_stand(demos):
     first, second = next(text for kind, text in BLOCKS if kind == "sh").splitlines()
     assert first == "python3 chat_stream.py"
     assert [line for line in MANUAL.splitlines() if "pytest -q" in line] == [second]
     assert second.startswith("python3 -m venv .venv && ")
-    done = run_python(tmp_path, *shlex.split(first)[1:])
-    assert done.returncode == 0 and "Hello!" in done.stdout
+    demo = demos["plain"][0]
+    assert demo.status == 0 and "Hello!" in demo.out
     text = FIXTURES.with_name(".ci").joinpath("run").read_text("utf-8")
     assert second in text or re.search("grep .*'pytest -q' README.md", text)
 
