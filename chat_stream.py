@@ -9,12 +9,12 @@ It gives the whole answer, or an error that says what went wrong and holds what 
 stream that ends before its [DONE] is an error. However the bytes are cut, the events are the same.
 No redirect is followed, the key stands in no message, memory is bounded. It does not reconnect
 (nothing on this wire can be resumed), pool connections, run under asyncio or repair JSON.
-
 To vendor or upgrade it, copy this file, under any name, unchanged: __version__ says which it is.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import email.utils
 import html
@@ -31,7 +31,7 @@ import ssl
 import sys
 import threading
 import time
-import urllib.request
+import urllib.request as web
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -55,10 +55,10 @@ READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast 
 
 _log = logging.getLogger("chat_stream")
 _new_tuple = tuple.__new__  # takes half the time of a named tuple's own constructor
+_Joiner = codecs.getincrementaldecoder("utf-16-le")  # of the halves of surrogate pairs
 _raw_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
-_DONE = object()
-_DONE_WORD = re.compile(r"(\[DONE\]|DONE)(\s|\Z)")
-_GAP = re.compile(r"\s+|:.*")  # between values: white space, comments that were wrapped again
+# What an event's data holds besides JSON: [DONE], white space, comments that were wrapped again.
+_NO_JSON = re.compile(r"(\[DONE\]|DONE)(?!\S)|\s+|:.*")
 
 
 class Delta(NamedTuple):
@@ -154,8 +154,8 @@ def chat_stream(
     """
     call = _Call(locals())  # must come first: the arguments, by name
     if on_delta is not None and not callable(on_delta):
-        raise TypeError(f"on_delta must be callable, not {type(on_delta).__name__}")
-    with contextlib.closing(_deltas(call)) as deltas:
+        raise TypeError(f"on_delta must be callable, not {on_delta!r}")
+    with contextlib.closing(call.deltas()) as deltas:
         for delta in deltas:
             if on_delta is not None:
                 on_delta(delta)
@@ -173,7 +173,7 @@ def chat_deltas(
     Arguments, result and errors are those of chat_stream. The arguments are checked now, the
     request is sent at the first next(), and close() closes the connection at once.
     """
-    return _deltas(_Call(locals()))
+    return _Call(locals()).deltas()
 
 
 def sse_events(
@@ -208,12 +208,13 @@ def sse_events(
             if not line:
                 data, event, retry, size = [], "", None, 0
                 continue
-            field, _, value = line.partition(b":")
-            if field not in (b"data", b"event", b"id", b"retry"):
-                if _limited(len(line)) and field and ignored is not None:
-                    ignored(line)
-                continue
             size = _limited(size + len(line))
+            field, _, value = line.partition(b":")
+            known = field in (b"data", b"event", b"id", b"retry")
+            if field and not known and ignored is not None:
+                ignored(line)
+            if not known:
+                continue
             try:
                 text = value.decode().removeprefix(" ")
             except UnicodeDecodeError as error:
@@ -230,7 +231,7 @@ def sse_events(
             _limited(len(held))
     fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
     if ignored is not None and (fields or held):
-        ignored("".join(fields).encode() + held)
+        ignored("".join(fields).encode() + bytes(held))
 
 
 def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[[Delta], None]:
@@ -243,168 +244,134 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
     """
     if cps is not None and not cps > 0:
         raise ValueError(f"cps must be more than 0, not {cps}")
-    pause, due = 1 / cps if cps else 0.0, 0.0
+    due = 0.0
 
     def write(delta: Delta) -> None:
         nonlocal due
-        if delta.kind != "content" or delta.choice != 0:
-            return
-        file = out or sys.stdout
-        encoding = file.encoding or "utf-8"
-        text = delta.text.encode(encoding, "replace").decode(encoding)
-        for piece in text if pause else [text]:
-            time.sleep(max(0.0, due - time.monotonic()))
-            file.write(piece)
-            file.flush()
-            due = max(due, time.monotonic()) + pause
+        if (delta.kind, delta.choice) == ("content", 0):
+            encoding = (out or sys.stdout).encoding or "utf-8"
+            text = delta.text.encode(encoding, "replace").decode(encoding)
+            for piece in text if cps else [text]:
+                time.sleep(max(0.0, due - time.monotonic()))
+                print(piece, end="", file=out, flush=True)
+                due = max(due, time.monotonic()) + (1 / cps if cps else 0)
 
     return write
 
 
-def _deltas(call: _Call) -> Generator[Delta, None, dict[str, Any]]:
-    """Run a call: bytes, events, chunks, deltas, result; and here errors get what they lack."""
-    call.start, answer, error = time.monotonic(), _Answer(), None
-    try:
-        with call.connect():
-            yield from answer.deltas(_chunks(call))
-        _check_end(call, answer)
-    except ChatStreamError as caught:
-        error = caught
-    for where in list(answer.halves):
-        yield from answer.put(where, "", last=True)
-    call.result = answer.result(call)
-    _log.debug("%s%s", type(error).__name__ if error else "complete", call.where)
-    if error is None:
-        return call.result
-    text = _encodable(re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", call.secret.sub("***", str(error))))
-    error.args = (text[: MAX_MESSAGE_CHARS - len(call.where)] + call.where,)
-    error.partial, error.url, error.request_id = call.result, call.url, call.request_id
-    raise error
-
-
-def _check_end(call: _Call, answer: _Answer) -> None:
-    """Decide whether an answer is whole; raise what cut it short."""
-    finished = bool(answer.finish) and all(answer.finish.values())
-    lax = not call.asked.require_done and not isinstance(call.cut, StreamInterrupted)
-    if (call.done and answer.finish) or (finished and lax):
-        return
-    error = call.cut or StreamInterrupted("the end, or [DONE], came too early")
-    text = "a finish_reason is missing" if answer.finish else "the stream was empty"
-    if finished:
-        text = "each finish_reason had come: for a server without [DONE], pass require_done=False"
-    elif call.stray and not answer.finish:
-        text = f"no choice had come, only {_quoted(call.stray)}"
-    text += f"; it broke off in {_quoted(call.tail)}" * bool(call.tail)
-    error.args = (f"{error}; {text}",)
-    if isinstance(error, StreamInterrupted):
-        error.tail = bytes(call.tail[:MAX_BODY_BYTES])
-    raise error
-
-
-class _Call(urllib.request.HTTPHandler):
-    """One call: what was asked, checked; its connection, as urllib's handler (which takes methods
-    named *_open, *_request and *_response for hooks); and what is known of its end."""
+class _Call(web.HTTPHandler):
+    """One call, from what was asked to its chunks. It is urllib's handler, so as to keep the
+    socket, whose timeout changes (and methods named *_open, *_request, *_response are hooks)."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
         self.asked = asked = SimpleNamespace(**arguments)
         for name in ("first_byte_timeout", "idle_timeout", "stall_timeout"):
-            seconds = arguments[name]
-            if isinstance(seconds, bool) or not seconds > 0:
-                raise ValueError(f"{name} must be more than 0 seconds, not {seconds}")
-            setattr(asked, name, min(float(seconds), MAX_TIMEOUT))
+            if not arguments[name] > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, not {arguments[name]}")
+            setattr(asked, name, min(float(arguments[name]), MAX_TIMEOUT))
         if not isinstance(asked.retries, int) or asked.retries < 0:
             raise ValueError(f"retries must be a whole number from 0, not {asked.retries!r}")
         if not isinstance(asked.context, (ssl.SSLContext, type(None))):
             raise TypeError(f"context must be an ssl.SSLContext, not {asked.context!r}")
-        text_file = isinstance(asked.record, io.TextIOBase)
-        if text_file or not (asked.record is None or hasattr(asked.record, "write")):
+        if hasattr(asked.record, "encoding") or not hasattr(asked.record or io.BytesIO, "write"):
             raise TypeError(f"record must be a binary file, not {asked.record!r}")
-        self.body, self.url = _body(asked.payload), _endpoint(asked.base)
+        self.body = _body(asked.payload)
+        self.url, self.where = _endpoint(asked.base)
         self.headers = headers = _headers(str.strip(asked.key or ""), dict(asked.headers or {}))
         named = [name for name in headers if re.search("Auth|Key|Token|Secret|Cookie", name)]
         keys = {headers[name].rpartition(" ")[2] for name in named} - {""}
-        # A short key ("none", "ollama") is no secret, and may be part of other words; a long one is
-        # hidden from its first letters on, as a message may be cut in the middle of it.
-        short, long = r"\b%s\b", r"%s[^\s'\"]*"
-        words = [(short if len(key) < 8 else long) % re.escape(key[:8]) for key in keys]
-        self.secret = re.compile("|".join(words) or "(?!)")
-        parts = urlsplit(self.url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        # What messages show: not the query, where some services take the key.
-        self.where = f" [{parts.scheme}://{parts.hostname}:{port}{parts.path[:300]}]"
+        # A short key ("none") may be a part of other words; of a long one a message may hold a part.
+        words = [r"\b%s\b" if len(key) < 8 else r"%s[^\s'\"]*" for key in keys]
+        self.secret = "|".join(w % re.escape(key[:8]) for w, key in zip(words, keys)) or "(?!)"
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
         self.reply = self.sock = self.request_id = cast(Any, None)
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
-        self.streamed, self.done, self.ended = True, False, False
-        self.cut: ChatStreamError | None = None  # what ended the reads, where it was no EOF
-        self.stray, self.tail = "", bytearray()  # the last odd payload; what is left unparsed
+        self.streamed, self.done, self.ended, self.stalled = True, False, False, False
+        self.failure: Any = None  # what ended the reads, where it was no EOF and no stall
+        self.stray, self.tail = "", b""  # the last odd payload; what is left unparsed
         self.result: dict[str, Any] = {}
+
+    def deltas(self) -> Generator[Delta, None, dict[str, Any]]:
+        """Bytes, events, chunks, deltas, result; and here errors get what they lack."""
+        self.start, answer, error = time.monotonic(), _Answer(), None
+        try:
+            with self.connect():
+                yield from answer.deltas(self.chunks())
+            self.check_end(answer)
+        except ChatStreamError as caught:
+            error = caught
+        for where in list(answer.halves):
+            yield from answer.put(where, "", last=True)
+        self.result = answer.result(self)
+        _log.debug("%s%s", type(error).__name__ if error else "complete", self.where)
+        if error is None:
+            return self.result
+        text = re.sub(self.secret, "***", str(error))
+        text = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)  # a line, encodable
+        error.args = (text[: MAX_MESSAGE_CHARS - len(self.where)] + self.where,)
+        error.partial, error.url, error.request_id = self.result, self.url, self.request_id
+        raise error
 
     def connect(self) -> Any:
         """Send the request, and again where that is allowed; return a 2xx response."""
-        body, added, tries = self.body, "stream_options" not in self.asked.payload, 0
+        body, tries = self.body, 0
         while True:
             try:
                 return self._send(body)
             except (ConnectError, HTTPStatusError) as error:
                 status = getattr(error, "status", 503)  # no connection is as good as a 503
-                wait = getattr(error, "retry_after", None)
                 refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
-                if refused and added:
-                    body, added = _body({**json.loads(body), "stream_options": None}), False
-                elif tries < self.asked.retries and (status >= 500 or status in (408, 409, 429)):
-                    tries += 1
-                    backoff = 0.5 * 2 ** min(tries, 9) * random.uniform(0.5, 1)
-                    wait = backoff if wait is None else wait
-                    _log.warning("retry %d of %d%s", tries, self.asked.retries, self.where)
-                    time.sleep(min(wait, MAX_RETRY_WAIT))
-                else:
+                if refused and body is self.body and "stream_options" not in self.asked.payload:
+                    body = _body({**self.asked.payload, "stream_options": None})
+                    continue
+                if tries >= self.asked.retries or not (status >= 500 or status in (408, 409, 429)):
                     raise
+                wait = getattr(error, "retry_after", None)
+                backoff = 0.5 * 2 ** min(tries, 9) * random.uniform(0.75, 1.25)
+                tries += 1
+                _log.warning("retry %d of %d%s", tries, self.asked.retries, self.where)
+                time.sleep(min(backoff if wait is None else wait, MAX_RETRY_WAIT))
 
     def _send(self, body: bytes) -> Any:
-        request = urllib.request.Request(self.url, body, self.headers, method="POST")
-        host, limit = request.host, self.asked.first_byte_timeout
-        self.cut, self.silence, self.request_id = None, 0.0, None
+        request = web.Request(self.url, body, self.headers, method="POST")
+        host, self.request_id = request.host, None
         # No handler for redirects, which would take the key along, and none for error statuses.
-        opener = urllib.request.OpenerDirector()
+        opener = web.OpenerDirector()
         near = re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host)
-        proxies = urllib.request.ProxyHandler({} if near else None)
-        for handler in (self, urllib.request.UnknownHandler(), proxies):
+        for handler in (self, web.UnknownHandler(), web.ProxyHandler({} if near else None)):
             opener.add_handler(handler)
         _log.debug("POST%s", self.where)
         try:
-            self.reply = response = opener.open(request, timeout=limit)
+            self.reply = reply = opener.open(request, timeout=self.asked.first_byte_timeout)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
             text = "no response" + f" from the proxy {request.host}" * (request.host != host)
-            if isinstance(reason, socket.timeout) and not reason.errno:
-                text += f" in {limit:g} s; raise first_byte_timeout?"
+            if isinstance(reason, socket.timeout) and not reason.errno:  # TCP's own has one
+                text += f" in {self.asked.first_byte_timeout:g} s; raise first_byte_timeout?"
                 raise StreamTimeout(text, phase="first byte") from error
             remedy = "does the server run there? is its certificate one to trust (see context)?"
             raise ConnectError(f"{text}: {reason!r}; {remedy}") from error
         self.timing["first_byte"] = time.monotonic() - self.start
-        header = response.headers.get
+        header = reply.headers.get
         self.request_id = header("x-request-id") or header("request-id") or None
-        _log.debug("HTTP %d%s", response.status, self.where)
-        if response.status // 100 == 2:
-            return response
-        with response:
+        _log.debug("HTTP %d%s", reply.status, self.where)
+        if reply.status // 100 == 2:
+            return reply
+        with reply:
             raise self._status_error()
 
-    def http_open(self, request: urllib.request.Request) -> Any:
-        """What urllib calls to connect; it keeps the socket, whose timeout changes later."""
-
+    def http_open(self, request: web.Request) -> Any:
         def response(connection: Any, sock: socket.socket, *args: Any, **options: Any) -> Any:
             self.sock = sock
             return http.client.HTTPResponse(sock, *args, **options)
 
-        https = request.type == "https"
-        kind: Any = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        kind = getattr(http.client, f"{request.type.upper()}Connection")
         connection: Any = type("_Connection", (kind,), {"response_class": response})
-        return self.do_open(connection, request, **{"context": self.asked.context} if https else {})
+        options = {"context": self.asked.context} if request.type == "https" else {}
+        return self.do_open(connection, request, **options)
 
-    https_open, https_request = http_open, urllib.request.HTTPHandler.http_request  # adds Host
+    https_open, https_request = http_open, web.HTTPHandler.http_request  # adds Host
 
     def _status_error(self) -> HTTPStatusError:
         """The error for a status; it stands also where its body stalls or is cut."""
@@ -415,17 +382,95 @@ class _Call(urllib.request.HTTPHandler):
                 if len(body) > MAX_BODY_BYTES:
                     break
         page = body[:MAX_BODY_BYTES].decode("utf-8-sig", "replace")
-        text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page)) or 'no words'}"
+        text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page, page)) or 'no words'}"
         text += "; check the key" * (status in (401, 403))
         text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
-        if status // 100 == 3:
-            target = header("Location", "nowhere")
-            text += f"; redirects are not followed: if {target} is right, make it the base"
+        target = f"; redirects are not followed: should the base be {header('Location')}?"
+        text += target * (status // 100 == 3)
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
             seconds = max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
         return HTTPStatusError(text, status=status, body=page, retry_after=seconds)
+
+    def chunks(self) -> Iterator[Any]:
+        """Yield the JSON values of the body; at the end, .done says whether [DONE] was there."""
+        head, received = b"", self.received(self.asked.stall_timeout)
+        for read in received:
+            head = (head + read).lstrip(b"\xef\xbb\xbf \t\r\n")  # a BOM, blank lines
+            if re.search(rb"\A[{[<]|[:\r\n]|.{64}", head):
+                break
+        reads = itertools.chain([head], received)
+        kind = self.reply.headers.get("Content-Type", "no Content-Type")
+        if head.startswith((b"{", b"[")):
+            yield from self._completion(reads)
+        elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
+            yield from self._event_chunks(sse_events(reads, self.see_ignored))
+            with contextlib.suppress(ProtocolError):
+                # Read as if it were whole, what is left may hold an error or, with all else, [DONE].
+                left = list(self._event_chunks(sse_events([self.tail + b"\n\n"])))
+                yield from left if self.done else ()
+        else:
+            remedy = "neither events nor JSON; check the base: most end in /v1"
+            raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
+
+    def _event_chunks(self, events: Iterable[Event]) -> Iterator[Any]:
+        """The JSON values of events; what a chunk brings is taken before its error is raised."""
+        for event in events:
+            self.silence, data, at = 0.0, event.data, 0
+            if event.event == "error":
+                reported = _loaded(data, data)
+                yield reported
+                raise ServerError(f"an error event: {_words(reported)}", error=reported)
+            while at < len(data):
+                try:
+                    chunk, at = _raw_decode(data, at)
+                except (ValueError, RecursionError) as error:
+                    at = self._skipped(data, at, error)
+                    continue
+                yield chunk
+                if '"error"' in data or type(chunk) is not dict or not chunk.get("choices"):
+                    self.stray = data
+                    _check_reported(chunk)
+            if self.done:
+                return
+
+    def _skipped(self, data: str, at: int, error: Exception) -> int:
+        """Where what is no JSON in an event's data ends: at its very end, if it is [DONE]."""
+        other = _NO_JSON.match(data, at)
+        if other is None:
+            raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
+        self.done = bool(other[1])
+        return len(data) if self.done else other.end()
+
+    def _completion(self, reads: Iterable[bytes]) -> Iterator[Any]:
+        """The JSON value that came in place of events: a completion, or else an error."""
+        self.streamed, body = False, bytearray()
+        for read in reads:
+            body += read
+            _limited(len(body))
+        self.tail = bytes(body)
+        try:
+            chunk, _ = _raw_decode(self.tail.decode())
+        except (ValueError, RecursionError) as error:
+            bare = re.sub(rb'"[^"]*"?', b"", re.sub(rb"(?s)\\.", b"", self.tail))
+            opened, closed = (len(re.findall(each, bare)) for each in (rb"[{[]", rb"[]}]"))
+            if opened > closed:
+                return  # it is cut, not malformed
+            raise ProtocolError(f"not JSON, {error}: {_quoted(self.tail)}") from error
+        yield chunk
+        _check_reported(chunk)
+        choices = [each for part in _dicts(chunk) for each in _dicts(part.get("choices"))]
+        self.done = any(choice.get("message") for choice in choices)
+        if not self.done:
+            raise ProtocolError(f"JSON, neither a completion nor an error: {_quoted(self.tail)}")
+
+    def see_ignored(self, line: bytes) -> None:
+        """A line that is no event may be an error, or, behind the last read, the tail."""
+        text = line.decode("utf-8", "replace")
+        field, _, value = text.partition(":")
+        _check_reported({"error": _loaded(value, value)} if field == "error" else _loaded(text))
+        self.stray, self.tail = (self.stray, line) if self.ended else (text, b"")
 
     def received(self, stall_timeout: float) -> Iterator[bytes]:
         """Yield the body as it comes; gzip, labelled or not, is inflated, a bounded piece each."""
@@ -434,11 +479,11 @@ class _Call(urllib.request.HTTPHandler):
             raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
         reads, member = self._reads(stall_timeout), zlib.decompressobj(31)
         head = next(reads, b"")
-        head += next(reads, b"") if len(head) == 1 else b""
-        if not head.startswith(b"\x1f\x8b"):
-            yield from itertools.chain([head], reads)
+        reads = itertools.chain([head], reads)
+        if not head.startswith(b"\x1f"):  # the first byte of gzip, and of no text
+            yield from reads
             return
-        for read in itertools.chain([head], reads):
+        for read in reads:
             piece = b""
             while read or (len(piece) == READ_BYTES and not member.eof):
                 member = zlib.decompressobj(31) if member.eof else member
@@ -449,60 +494,56 @@ class _Call(urllib.request.HTTPHandler):
                 yield piece
                 read = member.unused_data.lstrip(b"\0") or member.unconsumed_tail
         if not member.eof:
-            self.cut = self.cut or StreamInterrupted("the gzip body is cut off")
+            self.failure = self.failure or EOFError("the gzip body is cut off")
 
     def _reads(self, stall_timeout: float) -> Iterator[bytes]:
-        """Yield what each read1 brings; at the end, .cut tells why, unless it is an EOF."""
+        """Yield what each read1 brings; at the end, .stalled and .failure tell why it came."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
-        record, idle_timeout, timeout = self.asked.record, self.asked.idle_timeout, 0.0
-        while True:
-            start, left = monotonic(), stall_timeout - self.silence
+        record, read = self.asked.record, b"the first"
+        self.failure, self.silence, self.ended, self.stalled = None, 0.0, False, False
+        self.sock.settimeout(min(self.asked.idle_timeout, stall_timeout))
+        while read and self.silence <= stall_timeout:
+            start = monotonic()
             try:
-                if left < idle_timeout or timeout < idle_timeout:
-                    timeout = min(left, idle_timeout)
-                    if left <= 0:
-                        raise OSError("no time is left")
-                    if not self.reply.isclosed():  # as newer http.clients do with the last byte
-                        self.sock.settimeout(timeout)
                 read = read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
-                self.cut = StreamInterrupted(f"the connection broke: {error!r}")
-                if left <= 0 or (isinstance(error, socket.timeout) and not error.errno):
-                    phase, what, limit = "stall", "data event", stall_timeout
-                    if timeout == idle_timeout:
-                        phase, what, limit = "idle", "byte", idle_timeout
-                    text = f"no {what} in {limit:g} s; raise {phase}_timeout?"
-                    self.cut = StreamTimeout(text, phase=phase)
-                self.cut.__cause__ = error
-                break
+                read, self.failure = b"", error
             gap = monotonic() - start
             self.silence += gap
             timing["reads"] += 1
             if gap > timing["max_gap"]:
                 timing.update(max_gap=gap)
-            if not read:
-                break
-            if record is not None:
+            if read and record is not None:
                 record.write(read)
             yield read
-        self.ended = True
-        if self.cut is None and self.reply.length:  # read1 ends a short body like a whole one
-            self.cut = StreamInterrupted(f"{self.reply.length} bytes of the body are missing")
+        self.ended, self.stalled = True, bool(read)
+        if not read and self.reply.length:  # read1 ends a short body like a whole one
+            self.failure = self.failure or http.client.IncompleteRead(b"", self.reply.length)
 
-    def see_ignored(self, line: bytes) -> None:
-        """A line that is no event may be an error, or, behind the last read, the tail."""
-        text = line.decode("utf-8", "replace")
-        field, _, value = text.partition(":")
-        _check_reported({"error": _loaded(value)} if field == "error" else _loaded(text))
-        if self.ended:
-            self.tail = bytearray(line)
-        else:
-            self.stray = text
+    def check_end(self, answer: _Answer) -> None:
+        """Decide whether an answer is whole; raise what cut it short."""
+        asked, failure = self.asked, self.failure
+        silent = self.stalled or (isinstance(failure, socket.timeout) and not failure.errno)
+        finished = bool(answer.finish) and all(answer.finish.values())
+        lax = not asked.require_done and (silent or not failure)
+        if (self.done and answer.finish) or (finished and lax):
+            return
+        text = "a finish_reason is missing" if answer.finish else "the stream was empty"
+        if finished:
+            text = "each finish_reason had come: without [DONE], pass require_done=False"
+        elif self.stray and not answer.finish:
+            text = f"no choice had come, only {_quoted(self.stray)}"
+        text += f"; it broke off in {_quoted(self.tail)}" * bool(self.tail)
+        if silent:
+            phase = "stall" if self.stalled or asked.stall_timeout < asked.idle_timeout else "idle"
+            limit = getattr(asked, f"{phase}_timeout")
+            text = f"no event in {limit:g} s; raise {phase}_timeout? {text}"
+            raise StreamTimeout(text, phase=phase) from failure
+        what = f"the connection broke: {failure!r}" if failure else "the end, or [DONE], was early"
+        raise StreamInterrupted(f"{what}; {text}", tail=self.tail[:MAX_BODY_BYTES]) from failure
 
 
 def _body(payload: Mapping[str, Any]) -> bytes:
-    if not isinstance(payload, Mapping):
-        raise TypeError(f"payload must be a mapping, not {type(payload).__name__}")
     body = {"stream_options": {"include_usage": True}, **payload, "stream": True}
     if body["stream_options"] is None:
         del body["stream_options"]
@@ -512,22 +553,19 @@ def _body(payload: Mapping[str, Any]) -> bytes:
         raise ValueError("payload nests too deep for JSON") from error
 
 
-def _endpoint(base: str) -> str:
-    """The URL to post to, from a base as people paste it."""
-    netloc = ""
-    try:
-        parts = urlsplit(str.strip(base))
-        netloc = parts.netloc.encode("idna").decode()
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    if "@" in netloc:
+def _endpoint(base: str) -> tuple[str, str]:
+    """The URL to post to, from a base as people paste it, and what messages show of it."""
+    parts = urlsplit(str.strip(base))
+    if "@" in parts.netloc:
         raise ValueError("base must not hold a user name or a password: use key or headers")
-    if not good or re.search(r"\s", netloc):
+    if not re.match(r"https?://[^\s/?#:][^\s/?#]*([/?#]|$)", parts.geturl()):
         raise ValueError(f"base must be like https://host/v1 or http://host:8080/v1, not {base!r}")
     path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     path, query = (quote(part, safe="/?:@!$&'()*+,;=~%") for part in (path, parts.query))
-    return f"{parts.scheme}://{netloc}{path}" + f"?{query}" * bool(query)
+    url = f"{parts.scheme}://{parts.netloc.encode('idna').decode()}{path}"
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    where = f" [{parts.scheme}://{parts.hostname}:{port}{path[:300]}]"  # a query may hold a key
+    return url + f"?{query}" * bool(query), where
 
 
 def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -537,88 +575,10 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
     headers["User-Agent"] = f"chat_stream/{__version__}"  # CDNs refuse Python-urllib: "1010"
     headers.update({"Authorization": f"Bearer {key}"} if key else {})
     headers.update({str.title(name): value for name, value in extra.items()})
-    for name, value in headers.items():
-        good = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)
-        if not (good and re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", value)):
-            raise ValueError(f"key or header {name!r} cannot be sent: a line end, or no latin-1?")
+    for item in headers.items():
+        if not re.fullmatch(r"(?a)[\w!#$%&'*+.^`|~-]+\n[\x20-\x7e\xa0-\xff]*", "\n".join(item)):
+            raise ValueError(f"key or header {item[0]!r} cannot be sent: a line end? no latin-1?")
     return headers
-
-
-def _chunks(call: _Call) -> Iterator[Any]:
-    """Yield the JSON values of the body; at the end, call.done says whether [DONE] was there."""
-    head, received = b"", call.received(call.asked.stall_timeout)
-    for read in received:
-        # Servers send blank lines, and a BOM, before what they have to say.
-        head = (head + read).lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
-        if re.search(rb"\A[{[<]|[:\r\n]|.{64}", head):
-            break
-    reads = itertools.chain([head], received)
-    kind = call.reply.headers.get("Content-Type", "no Content-Type")
-    if head.startswith((b"{", b"[")):
-        call.streamed = False
-        for read in reads:
-            call.tail += read
-            _limited(len(call.tail))
-        yield from _completion(call)
-    elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
-        yield from _event_chunks(call, sse_events(reads, call.see_ignored))
-        if not call.done:  # what is left may hold [DONE], or an error, if it is read as if whole
-            with contextlib.suppress(ProtocolError):
-                left = list(_event_chunks(call, sse_events([bytes(call.tail), b"\n\n"])))
-                yield from left if call.done else ()
-    else:
-        remedy = "neither events nor JSON; check the base: most end in /v1"
-        raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
-
-
-def _event_chunks(call: _Call, events: Iterable[Event]) -> Iterator[Any]:
-    """The JSON values of events; what a chunk brings is taken before its error is raised."""
-    for event in events:
-        call.silence, data, at = 0.0, event.data, 0
-        if event.event == "error":
-            yield _loaded(data)
-            raise ServerError(f"an error event: {_words(_loaded(data))}", error=_loaded(data))
-        suspect = '"error"' in data
-        while at < len(data):
-            chunk, at = _value(data, at)
-            if chunk is _DONE:
-                call.done = True
-                return
-            yield chunk
-            if suspect or type(chunk) is not dict or not chunk.get("choices"):
-                call.stray = data
-                _check_reported(chunk)
-
-
-def _value(data: str, at: int) -> tuple[Any, int]:
-    """The next value in an event's data, and its end: JSON, _DONE, or None for what is no value."""
-    while not data.startswith("{", at) and (gap := _GAP.match(data, at)):
-        at = gap.end()
-    try:
-        return _raw_decode(data, at)
-    except (ValueError, RecursionError) as error:
-        if at < len(data) and not _DONE_WORD.match(data, at):
-            raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
-    return (_DONE if at < len(data) else None), at
-
-
-def _completion(call: _Call) -> Iterator[Any]:
-    """The JSON value that came in place of events: a completion, or else an error."""
-    try:
-        chunk, _ = _value(call.tail.decode(), 0)
-    except ValueError as error:
-        unquoted = re.sub(rb'"[^"]*"', b"", re.sub(rb"(?s)\\.", b"", call.tail))
-        opened, closed = (len(re.findall(each, unquoted)) for each in (rb"[{[]", rb"[]}]"))
-        if call.cut or b'"' in unquoted or opened > closed:
-            return  # it is cut, not malformed
-        what = "bad UTF-8 in" if isinstance(error, UnicodeDecodeError) else "not JSON:"
-        raise ProtocolError(f"{what} {_quoted(call.tail)}") from error.__cause__ or error
-    yield chunk
-    _check_reported(chunk)
-    choices = [each for part in _dicts(chunk) for each in _dicts(part.get("choices"))]
-    if chunk is not _DONE and not any(choice.get("message") for choice in choices):
-        raise ProtocolError(f"JSON, but neither a completion nor an error: {_quoted(call.tail)}")
-    call.done = True
 
 
 def _check_reported(value: Any) -> None:
@@ -637,10 +597,10 @@ class _Answer:
 
     def __init__(self) -> None:
         self.texts: dict[tuple[str, int, int], io.StringIO] = defaultdict(io.StringIO)
-        self.halves: dict[tuple[str, int, int], str] = {}  # that wait for their other half
+        self.halves: dict[tuple[str, int, int], Any] = defaultdict(lambda: _Joiner("replace"))
         self.finish: dict[int, Any] = {}  # by choice
         self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
-        self.keys: dict[tuple[Any, ...], int] = {}  # of tool calls, by choice, index and id
+        self.keys: dict[int, dict[Any, Any]] = defaultdict(dict)  # by choice, and by index and id
         self.had_delta, self.legacy = set[int](), set[int]()  # choices with deltas, function_call
         self.seen: dict[str, Any] = {"usage": None, "choices": {}, "id": "", "model": ""}
         self.first_delta: float | None = None  # when it came
@@ -652,11 +612,10 @@ class _Answer:
                 (choice,) = chunk["choices"]
                 ((name, text),) = choice["delta"].items()
                 index, get = choice["index"], chunk.get
-                new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
-                more = new or choice["finish_reason"] or get("usage") or choice.get("usage")
+                more = choice["finish_reason"] or get("usage") or choice.get("usage") or self.halves
+                known = type(index) is int and index in had and seen["id"] and seen["model"]
                 # A lone half of a surrogate pair cannot be encoded, and goes the longer way.
-                plain = name == "content" and text and (text.isascii() or text.encode())
-                common = plain and not (more or self.halves) and type(index) is int and index in had
+                common = name == "content" and known and not more and text.encode()
             except (AttributeError, KeyError, TypeError, ValueError):
                 common = False
             if common:
@@ -670,27 +629,24 @@ class _Answer:
         for name in ("id", "model"):
             self.seen[name] = self.seen[name] or str(chunk.get(name) or "")
         choices = _dicts(chunk.get("choices"))
-        for holder in (*choices, chunk):
-            for usage in filter(None, _dicts(holder.get("usage"))):
-                self.seen["usage"] = usage
+        for usage in _dicts([holder.get("usage") for holder in (*choices, chunk)]):
+            self.seen["usage"] = usage or self.seen["usage"]
         for choice in choices:
             index = _number(choice.get("index")) or 0
             self.finish[index] = self.finish.get(index) or choice.get("finish_reason") or None
-            for delta in _dicts(choice.get("delta")):
-                for piece in self._delta(index, delta):
-                    self.had_delta.add(index)
-                    yield piece
-            for message in _dicts(choice.get("message")):
-                if index not in self.had_delta:
-                    yield from self._delta(index, message)
+            pieces = [*self._delta(index, choice.get("delta"))]
+            if pieces:
+                self.had_delta.add(index)
+            elif index not in self.had_delta:
+                pieces = [*self._delta(index, choice.get("message"))]
+            yield from pieces
 
-    def _delta(self, choice: int, delta: dict[str, Any]) -> Iterator[Delta]:
-        get = delta.get
+    def _delta(self, choice: int, delta: Any) -> Iterator[Delta]:
+        get = (delta if isinstance(delta, dict) else {}).get
         reasoning = get("reasoning_content") or get("reasoning") or get("reasoning_details")
-        said = {"reasoning": reasoning, "content": get("content"), "refusal": get("refusal")}
-        for kind, value in said.items():
-            for part_kind, text in _texts(kind, value):
-                yield from self.put((part_kind, choice, 0), text)
+        texts = [*_texts("reasoning", reasoning), *_texts("content", get("content"))]
+        for kind, text in [*texts, *_texts("refusal", get("refusal"))]:
+            yield from self.put((kind, choice, 0), text)
         calls = _dicts(get("tool_calls"))
         if not calls and get("function_call"):
             calls = [{"index": 0, "function": get("function_call")}]
@@ -708,28 +664,23 @@ class _Answer:
 
     def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
         """The key of the call that a piece belongs to, by what is sent: index, id, order."""
-        ids = self.ids[choice]
-        known = self.keys.get((choice, index, id_)) if id_ else None
-        key = self.keys.get((choice, index, "")) if known is None else known
+        ids, keys = self.ids[choice], self.keys[choice]
+        known = keys.get((index, id_)) if id_ else None
+        key = keys.get((index, "")) if known is None else known
         if key is not None and known is None and name:
             begun = self.texts["tool_arguments", choice, key].tell()
             whole = ids[key] or (begun and self.texts["tool_name", choice, key].tell())
             key = None if (id_ and whole) or (begun and index is None) else key
         if key is None:
-            free = index is not None and index >= 0 and index not in ids
-            key = cast(int, index) if free else max(ids, default=-1) + 1
+            key = max(ids, default=-1) + 1 if index is None or index < 0 or index in ids else index
         ids[key] = ids.get(key) or id_
-        for route in ((index, ""), (None, ""), (index, id_), (None, id_)):
-            self.keys[(choice, *route)] = key
+        keys.update(dict.fromkeys([(index, ""), (None, ""), (index, id_), (None, id_)], key))
         return key
 
     def put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
         """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
-        if where in self.halves or not piece.isascii():
-            piece = self.halves.pop(where, "") + piece
-            if not last and "\ud800" <= piece[-1] <= "\udbff":
-                piece, self.halves[where] = piece[:-1], piece[-1]
-            piece = _encodable(piece)
+        if where in self.halves or re.search("[\ud800-\udfff]", piece):
+            piece = self.halves[where].decode(piece.encode("utf-16-le", "surrogatepass"), last)
         if piece:
             self.first_delta = self.first_delta or time.monotonic()
             self.texts[where].write(piece)
@@ -743,26 +694,24 @@ class _Answer:
         return {**(choices.get(0) or self._choice(0)), **self.seen, "choices": choices, **known}
 
     def _choice(self, index: int) -> dict[str, Any]:
-        def text(kind: str, key: int = 0) -> str:
-            return self.texts[kind, index, key].getvalue()
-
-        said: dict[str, Any] = {kind: text(kind) for kind in ("content", "reasoning", "refusal")}
+        kinds = ("content", "reasoning", "refusal")
+        said: dict[str, Any] = {kind: self.texts[kind, index, 0].getvalue() for kind in kinds}
         calls, sent = {}, []
         for key, id_ in sorted(self.ids[index].items()):
-            function = {"name": text("tool_name", key), "arguments": text("tool_arguments", key)}
+            name = self.texts["tool_name", index, key].getvalue()
+            text = self.texts["tool_arguments", index, key].getvalue()
+            value = _loaded(text.strip() or "{}")
+            calls[key] = {"id": id_, "name": name, "arguments": value, "arguments_text": text}
+            function = {"name": name, "arguments": text}
             sent.append({"id": id_, "type": "function", "function": function})
-            asked = function["arguments"]
-            value = _loaded(asked) if asked.strip() else {}
-            value = None if value is asked else value
-            calls[key] = {"id": id_, **function, "arguments": value, "arguments_text": asked}
         message = {"role": "assistant", "content": said["content"] or (None if sent else "")}
         if said["refusal"]:
             message["refusal"] = said["refusal"]
-        if sent:
-            legacy = {"function_call": sent[0]["function"]}
-            message.update(legacy if index in self.legacy else {"tool_calls": sent})
-        said.update(tool_calls=calls, finish=self.finish.get(index), message=message)
-        return said
+        if index in self.legacy:
+            message["function_call"] = sent[0]["function"]
+        elif sent:
+            message["tool_calls"] = sent
+        return {**said, "tool_calls": calls, "finish": self.finish.get(index), "message": message}
 
 
 def _limited(size: int) -> int:
@@ -773,16 +722,16 @@ def _limited(size: int) -> int:
 
 def _texts(kind: str, value: Any, depth: int = 4) -> Iterator[tuple[str, str]]:
     """The texts in a value, each with its kind: itself, or those of its parts."""
-    if isinstance(value, str) and value:
-        yield kind, value
-    elif isinstance(value, list) and depth:
+    if isinstance(value, dict):
+        kinds = {"thinking": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
+        kind = kinds.get(str(value.get("type")), kind)
+        names = ("text", "thinking", "summary", "reasoning", "refusal", "content")
+        value = [next(filter(None, map(value.get, names)), None)]
+    if isinstance(value, list) and depth:
         for part in value:
             yield from _texts(kind, part, depth - 1)
-    elif isinstance(value, dict) and depth:
-        kinds = {"thinking": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
-        names = ("text", "thinking", "summary", "reasoning", "refusal", "content")
-        part = next(filter(None, map(value.get, names)), None)
-        yield from _texts(kinds.get(str(value.get("type")), kind), part, depth - 1)
+    elif isinstance(value, str) and value:
+        yield kind, value
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -795,12 +744,11 @@ def _number(value: Any) -> int | None:
     return int(value) if re.fullmatch("-?[0-9]{1,18}", str(value)) else None
 
 
-def _loaded(text: str) -> Any:
-    """The text as JSON, or the text itself where it is none."""
-    try:
+def _loaded(text: str, other: Any = None) -> Any:
+    """The text as JSON; the other where it is none."""
+    with contextlib.suppress(RecursionError, ValueError):
         return json.loads(text)
-    except (RecursionError, ValueError):
-        return text
+    return other
 
 
 def _words(value: Any, depth: int = 8) -> str:
@@ -820,11 +768,6 @@ def _quoted(value: str | bytes | bytearray) -> str:
     return repr(text[:300])
 
 
-def _encodable(text: str) -> str:
-    """Join the halves of surrogate pairs; a lone one becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 # ---- The command line: a smoke test, made of the public calls alone ------------------------------
 
 _EPILOG = """\
@@ -833,13 +776,8 @@ examples:
   OPENAI_BASE_URL=http://127.0.0.1:8080/v1 python chat_stream.py "Why is it dark?"
   python chat_stream.py --replay body.sse --chunk-size 1
 
-The environment names the key (OPENAI_API_KEY), the server (OPENAI_BASE_URL) and the
-model (OPENAI_MODEL). --replay reads a bare body (.sse), as --record keeps it, not a
-whole HTTP response, which begins with a status line and headers. Exit status: 0
-complete, 1 error, 2 usage, 3 cut by a limit or filtered, 130 Ctrl-C."""
-_PROOF = """\
-It came seven bytes at a time, cut through characters, lines and JSON, with comments and a pause
-in between, an emoji in two halves, a tool call in splinters; and nothing was lost."""
+--replay reads a bare body (.sse), as --record keeps it, not a whole HTTP response.
+Exit status: 0 complete, 1 error, 2 usage, 3 cut by a limit or filtered, 130 Ctrl-C."""
 _DEMO = """\
 : a server may send comments while the model thinks
 data: {"choices": [{"delta": {"reasoning_content": "They want to see a stream."}}]}
@@ -858,16 +796,15 @@ def main(argv: list[str] | None = None) -> int:
     import argparse  # not at the top: those who import this file do not need it
 
     env, raw = os.environ.get, argparse.RawDescriptionHelpFormatter
-    usage = "%(prog)s [options] [PROMPT]"
-    parser = argparse.ArgumentParser(usage=usage, epilog=_EPILOG, formatter_class=raw)
+    parser = argparse.ArgumentParser(epilog=_EPILOG, formatter_class=raw)
     add = parser.add_argument
-    add("prompt", nargs="?", metavar="PROMPT", help="the question; else standard input")
-    add("--base", default=env("OPENAI_BASE_URL"), metavar="URL", help="the server")
-    add("--model", default=env("OPENAI_MODEL") or "gpt-4o-mini", metavar="NAME", help="the model")
+    add("prompt", nargs="?", metavar="PROMPT", help="the question, else standard input")
+    add("--base", default=env("OPENAI_BASE_URL"), help="else OPENAI_BASE_URL; key: OPENAI_API_KEY")
+    add("--model", default=env("OPENAI_MODEL") or "gpt-4o-mini", help="else OPENAI_MODEL")
     add("--typewriter", type=float, metavar="CPS", help="play CPS characters a second")
-    add("--tee", metavar="FILE", help="write the text to FILE too")
-    add("--record", metavar="FILE", help="keep the raw body in FILE")
-    add("--replay", metavar="FILE", help="print the events of a raw body, without network")
+    add("--tee", default=os.devnull, metavar="FILE", help="write the text to FILE too")
+    add("--record", default=os.devnull, metavar="FILE", help="keep the raw body in FILE")
+    add("--replay", metavar="FILE", help="print the events of a bare body (.sse), without network")
     add("--chunk-size", type=int, default=READ_BYTES, metavar="N", help="replay N bytes at a time")
     add("--json", action="store_true", help="print the result as JSON")
     add("--timeout", type=float, default=30.0, metavar="S", help="seconds of silence to allow")
@@ -875,37 +812,36 @@ def main(argv: list[str] | None = None) -> int:
     add("--no-done", action="store_true", help="for a server that sends no [DONE]")
     options = parser.parse_args(argv)
     for name in ("stdin", "stdout", "stderr"):
-        file = getattr(sys, name) or io.StringIO()  # None where it was closed
-        setattr(sys, name, file)
-        if isinstance(file, io.TextIOWrapper):
-            file.reconfigure(errors="replace")
+        setattr(sys, name, getattr(sys, name) or io.StringIO())  # None where it was closed
+        with contextlib.suppress(AttributeError):
+            getattr(sys, name).reconfigure(errors="replace")
     try:
-        status = _ask(options) if options.replay is None else _replay(options)
-        sys.stdout.flush()
-        return status
+        return _ask(options) if options.replay is None else _replay(options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         for number in (1, 2):  # or Python's last flush would complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         return 1
-    except (OSError, TypeError, ValueError, zlib.error) as error:
+    except (ChatStreamError, OSError, TypeError, ValueError, zlib.error) as error:
+        if options.json and isinstance(error, ChatStreamError):
+            print(json.dumps(error.partial, ensure_ascii=False, indent=1), flush=True)
         print(f"chat_stream: {error}", file=sys.stderr)
         return 2 if type(error) in (TypeError, ValueError) else 1
 
 
 def _replay(options: Any) -> int:
-    size = options.chunk_size
-    if size < 1:
-        raise ValueError(f"--chunk-size must be 1 or more, not {size}")
     with open(options.replay, "rb") as file:
         body = file.read()
     if body.startswith(b"HTTP/"):
         raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
     if body.startswith(b"\x1f\x8b"):
         body = zlib.decompressobj(31).decompress(body)
-    for event in sse_events(body[at : at + size] for at in range(0, len(body), size)):
-        print(json.dumps({"event": event.event, "data": event.data}, ensure_ascii=False))
+    size = options.chunk_size
+    if size < 1:
+        raise ValueError(f"--chunk-size must be 1 or more, not {size}")
+    for name, data, *_ in sse_events(body[at : at + size] for at in range(0, len(body), size)):
+        print(json.dumps({"event": name, "data": data}, ensure_ascii=False), flush=True)
     left = re.split(rb"(?:\r\n|\n|\r(?!\n)){2}", body)[-1].lstrip(b"\r\n")
     if left:
         print(f"chat_stream: {len(left)} bytes were left over at the end", file=sys.stderr)
@@ -920,87 +856,66 @@ def _ask(options: Any) -> int:
         threading.Thread(target=_serve_demo, args=(listener,), daemon=True).start()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
-    with contextlib.ExitStack() as files:
-        tee = files.enter_context(open(options.tee, "w", encoding="utf-8")) if options.tee else None
-        record = files.enter_context(open(options.record, "wb")) if options.record else None
+    payload = {"model": options.model, "messages": [{"role": "user", "content": prompt}]}
+    with open(options.tee, "w", encoding="utf-8") as tee, open(options.record, "wb") as record:
         screen = _Screen(options, tee)
-        files.callback(screen.turn)
         try:
             result = chat_stream(
-                {"model": options.model, "messages": [{"role": "user", "content": prompt}]},
-                base or "https://api.openai.com/v1", key, screen.show, retries=options.retries,
+                payload, base or "https://api.openai.com/v1", key, screen.show, record=record,
                 first_byte_timeout=options.timeout, idle_timeout=options.timeout,
-                require_done=not options.no_done, record=record,
+                retries=options.retries, require_done=not options.no_done,
             )  # fmt: skip
-            gaps = sorted(b - a for a, b in zip(screen.times[1:], screen.times[2:])) or [0.0]
-            tokens, timing = (result["usage"] or {}).get("completion_tokens", "?"), result["timing"]
-            whole = result["tool_calls"].get(0, {}).get("arguments") == {"city": "北京"}
-            text = (
-                f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} "
-                f"tokens, first byte {timing['first_byte']:.2f} s, {timing['reads']} reads, "
-                f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s"
-            ) + f"\n{_PROOF}" * (demo and whole and result["content"].endswith("🚀"))
-            status = 3 if result["finish"] in ("length", "content_filter") else 0
-        except ChatStreamError as error:
-            result, text, status = error.partial or {}, f"chat_stream: {error}", 1
+        finally:
+            screen.show(Delta("", ""))  # the end, also of the waiting
     if options.json:
-        print(json.dumps(result, ensure_ascii=False, indent=1))
-    print(text, file=sys.stderr)
-    return status
+        print(json.dumps(result, ensure_ascii=False, indent=1), flush=True)
+    gaps = sorted(b - a for a, b in zip(screen.times, screen.times[1:])) or [0.0]
+    say, tokens = sys.stderr.write, (result["usage"] or {}).get("completion_tokens", "?")
+    say(f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, ")
+    say(f"first byte {result['timing']['first_byte']:.2f} s, {result['timing']['reads']} reads, ")
+    say(f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s\n")
+    asked = [call["arguments"] for call in result["tool_calls"].values()]
+    if demo and result["content"][-1:] == "🚀" and asked == [{"city": "北京"}]:
+        say("It came seven bytes at a time, cut through characters and a tool call, yet whole.\n")
+    return 3 if result["finish"] in ("length", "content_filter") else 0
 
 
 def _serve_demo(listener: socket.socket) -> None:
     with listener, listener.accept()[0] as connection:
-        connection.recv(READ_BYTES)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
         for at in range(0, len(_DEMO), 7):
             connection.sendall(_DEMO[at : at + 7])
             time.sleep(0.5 if at == 245 else 0.002)
-        connection.recv(READ_BYTES)  # what is left unread would reset the connection
+        connection.recv(READ_BYTES)  # the request: left unread, it would reset the connection
 
 
 class _Screen:
-    """What a person sees: the answer on standard output, thoughts and the waiting on stderr."""
+    """The answer on standard output, thoughts and the waiting on standard error."""
 
-    def __init__(self, options: Any, tee: TextIO | None) -> None:
-        self.json, self.last, self.part, self.times = options.json, "", "", [time.monotonic()]
-        self.write, self.tee = typewriter(cps=options.typewriter), typewriter(tee) if tee else None
-        self.terminal, self.begun = sys.stderr.isatty(), threading.Event()
-        self.waiter = threading.Thread(target=self.wait, daemon=True)
+    def __init__(self, options: Any, tee: TextIO) -> None:
+        self.json, self.last, self.times = options.json, Delta("", ""), list[float]()
+        self.tee, self.out = typewriter(tee), typewriter(cps=options.typewriter)
+        self.write = self.err = typewriter(sys.stderr)
+        self.begun, self.waiter = threading.Event(), threading.Thread(target=self.wait, daemon=True)
         self.waiter.start()
 
     def wait(self) -> None:
-        while self.terminal and not self.begun.wait(0.2):
-            text = f"waiting for the first byte: {time.monotonic() - self.times[0]:.0f} s"
-            print(text, end="\r", file=sys.stderr, flush=True)
-
-    def turn(self, part: str = "") -> None:
-        """Wipe the waiting away, or end the line of the part of the answer that was before."""
-        if not self.begun.is_set():
-            self.begun.set()
-            self.waiter.join()
-            print(f"\r{'':40}\r" * self.terminal, end="", file=sys.stderr)
-        if self.part not in ("", part):
-            print(file=sys.stderr if self.part == "reasoning 0" else sys.stdout, flush=True)
-        self.part = part
+        start, terminal = time.monotonic(), sys.stderr.isatty()
+        while terminal and not self.begun.wait(0.2):
+            sys.stderr.write(f"waiting for the first byte: {time.monotonic() - start:.0f} s\r")
+        sys.stderr.write(f"{'':40}\r" * terminal)
 
     def show(self, delta: Delta) -> None:
-        self.times.append(time.monotonic())
-        if self.tee:
-            self.tee(delta)
-        if self.json:
-            return
-        self.turn(f"{delta.kind.partition('_')[0]} {delta.call}")
-        if delta.kind == "content":
-            self.write(delta)
-        elif delta.kind == "reasoning":
-            dim = self.terminal and not os.environ.get("NO_COLOR")
-            text = f"\x1b[2m{delta.text}\x1b[0m" if dim else delta.text
-            print(text, end="", file=sys.stderr, flush=True)
-        else:
-            gap = " " * (self.last == "tool_name" != delta.kind)
-            print(gap + delta.text, end="", flush=True)
-        self.last = delta.kind
+        self.times += [time.monotonic()] * bool(delta.text)
+        self.begun.set()
+        self.waiter.join()
+        self.tee(delta)
+        if not self.json:
+            if self.last.text and (self.last.kind, self.last.call) != (delta.kind, delta.call):
+                self.write(Delta("content", " " if delta.kind == "tool_arguments" else "\n"))
+            self.last, self.write = delta, self.err if delta.kind == "reasoning" else self.out
+            dim = self.write is self.err and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+            self.write(Delta("content", f"\x1b[2m{delta.text}\x1b[0m" if dim else delta.text))
 
 
 if __name__ == "__main__":
