@@ -7,8 +7,9 @@
 
 It gives the whole answer, or an error that says what went wrong and holds what had arrived: a
 stream that ends before its [DONE] is an error. However the bytes are cut, the events are the same.
-No redirect is followed, the key stands in no message, memory is bounded. It does not reconnect
-(nothing on this wire can be resumed), pool connections, run under asyncio or repair JSON.
+No redirect is followed, the key stands in no message, memory holds the result and one event. It
+does not reconnect (nothing on this wire can be resumed), pool connections, run under asyncio or
+repair JSON.
 To vendor or upgrade it, copy this file, under any name, unchanged: __version__ says which it is.
 """
 
@@ -56,9 +57,10 @@ READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast 
 _log = logging.getLogger("chat_stream")
 _new_tuple = tuple.__new__  # takes half the time of a named tuple's own constructor
 _Joiner = codecs.getincrementaldecoder("utf-16-le")  # of the halves of surrogate pairs
+_SECRET = r"[^\s;=]+(?==*\s*(?:;|$))"  # in a header: its last word, or that of each cookie
 _raw_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
-# What an event's data holds besides JSON: [DONE], white space, comments that were wrapped again.
-_NO_JSON = re.compile(r"(\[DONE\]|DONE)(?!\S)|\s+|:.*")
+# What an event's data holds besides JSON: the end, white space, comments that were wrapped again.
+_NO_JSON = re.compile(r"((?:\[DONE\]|DONE)(?!\S)(?s:.*))|\s+|(?<!\S):.*")
 
 
 class Delta(NamedTuple):
@@ -135,14 +137,15 @@ def chat_stream(
 ) -> dict[str, Any]:  # fmt: skip
     """Stream a chat completion and return the whole answer.
 
-    payload: the request as the API has it; "stream" and "stream_options" are added to a copy.
+    payload: the request as the API has it; "stream" is added to a copy, and "stream_options" unless
+        it is there (None: not sent).
     base: https://host/v1, as people paste it.
     key: sent as Authorization: Bearer; None or "" sends none.
-    on_delta: called with each Delta in the read that completed it; what it raises passes through.
+    on_delta: called with each Delta as soon as it is complete; what it raises passes through.
     first_byte_timeout: seconds that any wait may take until the response headers are in.
     idle_timeout: seconds without a byte after that.
     stall_timeout: seconds without a data event, while comments or fragments keep coming.
-    require_done: False takes EOF or silence as the end once each choice has its finish_reason.
+    require_done: False takes EOF or silence for the end once each choice has its finish_reason.
     retries: how often to try again while there is no stream: no connection, 408, 409, 429, 5xx.
     headers: added to the request's own, or in place of them.
     context: for TLS; by default certificates are verified.
@@ -208,13 +211,13 @@ def sse_events(
             if not line:
                 data, event, retry, size = [], "", None, 0
                 continue
-            size = _limited(size + len(line))
             field, _, value = line.partition(b":")
             known = field in (b"data", b"event", b"id", b"retry")
-            if field and not known and ignored is not None:
+            if not known and _limited(len(line)) and field and ignored is not None:
                 ignored(line)
             if not known:
                 continue
+            size = _limited(size + len(line))
             try:
                 text = value.decode().removeprefix(" ")
             except UnicodeDecodeError as error:
@@ -261,7 +264,7 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
 
 class _Call(web.HTTPHandler):
     """One call, from what was asked to its chunks. It is urllib's handler, so as to keep the
-    socket, whose timeout changes (and methods named *_open, *_request, *_response are hooks)."""
+    socket, whose timeout changes (beware: urllib calls methods named *_open and *_request)."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -274,20 +277,22 @@ class _Call(web.HTTPHandler):
             raise ValueError(f"retries must be a whole number from 0, not {asked.retries!r}")
         if not isinstance(asked.context, (ssl.SSLContext, type(None))):
             raise TypeError(f"context must be an ssl.SSLContext, not {asked.context!r}")
-        if hasattr(asked.record, "encoding") or not hasattr(asked.record or io.BytesIO, "write"):
+        record = io.BytesIO() if asked.record is None else asked.record
+        if hasattr(record, "encoding") or not hasattr(record, "write"):
             raise TypeError(f"record must be a binary file, not {asked.record!r}")
         self.body = _body(asked.payload)
         self.url, self.where = _endpoint(asked.base)
         self.headers = headers = _headers(str.strip(asked.key or ""), dict(asked.headers or {}))
-        named = [name for name in headers if re.search("Auth|Key|Token|Secret|Cookie", name)]
-        keys = {headers[name].rpartition(" ")[2] for name in named} - {""}
-        # A short key ("none") may be a part of other words; of a long one a message may hold a part.
-        words = [r"\b%s\b" if len(key) < 8 else r"%s[^\s'\"]*" for key in keys]
-        self.secret = "|".join(w % re.escape(key[:8]) for w, key in zip(words, keys)) or "(?!)"
+        named = filter(re.compile("(?i)auth|cookie|cred|key|secret|token").search, headers)
+        secrets = {word for name in named for word in re.findall(_SECRET, headers[name])}
+        # A short one ("none") may be a part of other words; of a long one a message may hold a part.
+        words = [r"(?<!\w)%s(?!\w)" if len(word) < 8 else r"%s[^\s'\",;]*" for word in secrets]
+        self.secret = "|".join(w % re.escape(s[:8]) for w, s in zip(words, secrets)) or "(?!)"
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
         self.reply = self.sock = self.request_id = cast(Any, None)
         self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
-        self.streamed, self.done, self.ended, self.stalled = True, False, False, False
+        self.streamed = True
+        self.done = self.ended = self.stalled = False  # [DONE] came; no more reads; stall_timeout
         self.failure: Any = None  # what ended the reads, where it was no EOF and no stall
         self.stray, self.tail = "", b""  # the last odd payload; what is left unparsed
         self.result: dict[str, Any] = {}
@@ -307,6 +312,8 @@ class _Call(web.HTTPHandler):
         _log.debug("%s%s", type(error).__name__ if error else "complete", self.where)
         if error is None:
             return self.result
+        cause: Any = error.__cause__ or error  # http.client's may quote what was sent back
+        cause.args = [re.sub(self.secret, "***", a) if type(a) is str else a for a in cause.args]
         text = re.sub(self.secret, "***", str(error))
         text = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)  # a line, encodable
         error.args = (text[: MAX_MESSAGE_CHARS - len(self.where)] + self.where,)
@@ -323,7 +330,7 @@ class _Call(web.HTTPHandler):
                 status = getattr(error, "status", 503)  # no connection is as good as a 503
                 refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
                 if refused and body is self.body and "stream_options" not in self.asked.payload:
-                    body = _body({**self.asked.payload, "stream_options": None})
+                    body = _body({**json.loads(body), "stream_options": None})
                     continue
                 if tries >= self.asked.retries or not (status >= 500 or status in (408, 409, 429)):
                     raise
@@ -352,7 +359,7 @@ class _Call(web.HTTPHandler):
                 raise StreamTimeout(text, phase="first byte") from error
             remedy = "does the server run there? is its certificate one to trust (see context)?"
             raise ConnectError(f"{text}: {reason!r}; {remedy}") from error
-        self.timing["first_byte"] = time.monotonic() - self.start
+        self.timing.update(first_byte=time.monotonic() - self.start, reads=0, max_gap=0.0)
         header = reply.headers.get
         self.request_id = header("x-request-id") or header("request-id") or None
         _log.debug("HTTP %d%s", reply.status, self.where)
@@ -377,7 +384,7 @@ class _Call(web.HTTPHandler):
         """The error for a status; it stands also where its body stalls or is cut."""
         status, header, body = self.reply.status, self.reply.headers.get, bytearray()
         with contextlib.suppress(ProtocolError):
-            for read in self.received(self.asked.idle_timeout):
+            for read in self.received(self.asked.idle_timeout):  # for all of it
                 body += read
                 if len(body) > MAX_BODY_BYTES:
                     break
@@ -385,7 +392,7 @@ class _Call(web.HTTPHandler):
         text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page, page)) or 'no words'}"
         text += "; check the key" * (status in (401, 403))
         text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
-        target = f"; redirects are not followed: should the base be {header('Location')}?"
+        target = f"; redirects are not followed: should {header('Location')} be the base?"
         text += target * (status // 100 == 3)
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
@@ -404,10 +411,10 @@ class _Call(web.HTTPHandler):
         kind = self.reply.headers.get("Content-Type", "no Content-Type")
         if head.startswith((b"{", b"[")):
             yield from self._completion(reads)
-        elif "event-stream" in kind.lower() or re.match(rb"\w*[:\r\n]|\Z", head):
+        elif "event-stream" in kind.lower() or re.match(rb"[a-z_]*:|\Z", head):
             yield from self._event_chunks(sse_events(reads, self.see_ignored))
             with contextlib.suppress(ProtocolError):
-                # Read as if it were whole, what is left may hold an error or, with all else, [DONE].
+                # The unterminated tail, read as if whole: an error explains the end, [DONE] is it.
                 left = list(self._event_chunks(sse_events([self.tail + b"\n\n"])))
                 yield from left if self.done else ()
         else:
@@ -422,26 +429,21 @@ class _Call(web.HTTPHandler):
                 reported = _loaded(data, data)
                 yield reported
                 raise ServerError(f"an error event: {_words(reported)}", error=reported)
+            suspect = '"error"' in data
             while at < len(data):
+                if data[at] != "{" and (other := _NO_JSON.match(data, at)):
+                    self.done, at = bool(other[1]), other.end()
+                    continue
                 try:
                     chunk, at = _raw_decode(data, at)
                 except (ValueError, RecursionError) as error:
-                    at = self._skipped(data, at, error)
-                    continue
+                    raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
                 yield chunk
-                if '"error"' in data or type(chunk) is not dict or not chunk.get("choices"):
+                if suspect or type(chunk) is not dict or not chunk.get("choices"):
                     self.stray = data
                     _check_reported(chunk)
             if self.done:
                 return
-
-    def _skipped(self, data: str, at: int, error: Exception) -> int:
-        """Where what is no JSON in an event's data ends: at its very end, if it is [DONE]."""
-        other = _NO_JSON.match(data, at)
-        if other is None:
-            raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
-        self.done = bool(other[1])
-        return len(data) if self.done else other.end()
 
     def _completion(self, reads: Iterable[bytes]) -> Iterator[Any]:
         """The JSON value that came in place of events: a completion, or else an error."""
@@ -477,7 +479,7 @@ class _Call(web.HTTPHandler):
         encoding = self.reply.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
             raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
-        reads, member = self._reads(stall_timeout), zlib.decompressobj(31)
+        reads, member = self._raw_reads(stall_timeout), zlib.decompressobj(31)
         head = next(reads, b"")
         reads = itertools.chain([head], reads)
         if not head.startswith(b"\x1f"):  # the first byte of gzip, and of no text
@@ -496,7 +498,7 @@ class _Call(web.HTTPHandler):
         if not member.eof:
             self.failure = self.failure or EOFError("the gzip body is cut off")
 
-    def _reads(self, stall_timeout: float) -> Iterator[bytes]:
+    def _raw_reads(self, stall_timeout: float) -> Iterator[bytes]:
         """Yield what each read1 brings; at the end, .stalled and .failure tell why it came."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
         record, read = self.asked.record, b"the first"
@@ -525,21 +527,23 @@ class _Call(web.HTTPHandler):
         asked, failure = self.asked, self.failure
         silent = self.stalled or (isinstance(failure, socket.timeout) and not failure.errno)
         finished = bool(answer.finish) and all(answer.finish.values())
-        lax = not asked.require_done and (silent or not failure)
-        if (self.done and answer.finish) or (finished and lax):
+        quiet = silent or not failure  # no accident: so ends a server that knows no [DONE]
+        if (self.done and answer.finish) or (finished and quiet and not asked.require_done):
             return
         text = "a finish_reason is missing" if answer.finish else "the stream was empty"
         if finished:
-            text = "each finish_reason had come: without [DONE], pass require_done=False"
+            text = "each finish_reason had come" + "; pass require_done=False?" * quiet
         elif self.stray and not answer.finish:
             text = f"no choice had come, only {_quoted(self.stray)}"
         text += f"; it broke off in {_quoted(self.tail)}" * bool(self.tail)
         if silent:
             phase = "stall" if self.stalled or asked.stall_timeout < asked.idle_timeout else "idle"
             limit = getattr(asked, f"{phase}_timeout")
-            text = f"no event in {limit:g} s; raise {phase}_timeout? {text}"
+            what = "byte" if phase == "idle" else "event"
+            text = f"no {what} in {limit:g} s; raise {phase}_timeout? {text}"
             raise StreamTimeout(text, phase=phase) from failure
-        what = f"the connection broke: {failure!r}" if failure else "the end, or [DONE], was early"
+        what = "[DONE] came before any choice" if self.done else "the stream ended before [DONE]"
+        what = f"the connection broke: {failure!r}" if failure else what
         raise StreamInterrupted(f"{what}; {text}", tail=self.tail[:MAX_BODY_BYTES]) from failure
 
 
@@ -555,17 +559,20 @@ def _body(payload: Mapping[str, Any]) -> bytes:
 
 def _endpoint(base: str) -> tuple[str, str]:
     """The URL to post to, from a base as people paste it, and what messages show of it."""
-    parts = urlsplit(str.strip(base))
+    parts, netloc, port = urlsplit(""), "", 0
+    with contextlib.suppress(KeyError, ValueError):  # another scheme, a port in letters, no IDNA
+        parts = urlsplit(str.strip(base))
+        netloc = ":".join(part.encode("idna").decode() for part in parts.netloc.split(":"))
+        usual = {"http": 80, "https": 443}[parts.scheme]
+        port = usual if parts.port is None else parts.port
     if "@" in parts.netloc:
         raise ValueError("base must not hold a user name or a password: use key or headers")
-    if not re.match(r"https?://[^\s/?#:][^\s/?#]*([/?#]|$)", parts.geturl()):
+    if not (port and parts.hostname) or re.search(r"\s", netloc):
         raise ValueError(f"base must be like https://host/v1 or http://host:8080/v1, not {base!r}")
     path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     path, query = (quote(part, safe="/?:@!$&'()*+,;=~%") for part in (path, parts.query))
-    url = f"{parts.scheme}://{parts.netloc.encode('idna').decode()}{path}"
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    where = f" [{parts.scheme}://{parts.hostname}:{port}{path[:300]}]"  # a query may hold a key
-    return url + f"?{query}" * bool(query), where
+    where = f" [{parts.scheme}://{parts.hostname[:255]}:{port}{path[:300]}]"
+    return f"{parts.scheme}://{netloc}{path}" + f"?{query}" * bool(query), where
 
 
 def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -589,7 +596,8 @@ def _check_reported(value: Any) -> None:
         for holder in (chunk, *choices):
             error = holder.get("error")
             if bare or (any(error.values()) if isinstance(error, dict) else error):
-                raise ServerError(f"the server reports: {_words(holder)}", error=error or holder)
+                text = _words(error if choices else holder)
+                raise ServerError(f"the server reports: {text}", error=error or holder)
 
 
 class _Answer:
@@ -600,7 +608,7 @@ class _Answer:
         self.halves: dict[tuple[str, int, int], Any] = defaultdict(lambda: _Joiner("replace"))
         self.finish: dict[int, Any] = {}  # by choice
         self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
-        self.keys: dict[int, dict[Any, Any]] = defaultdict(dict)  # by choice, and by index and id
+        self.keys: dict[int, dict[Any, Any]] = defaultdict(dict)  # by choice, and (index, id)
         self.had_delta, self.legacy = set[int](), set[int]()  # choices with deltas, function_call
         self.seen: dict[str, Any] = {"usage": None, "choices": {}, "id": "", "model": ""}
         self.first_delta: float | None = None  # when it came
@@ -613,7 +621,8 @@ class _Answer:
                 ((name, text),) = choice["delta"].items()
                 index, get = choice["index"], chunk.get
                 more = choice["finish_reason"] or get("usage") or choice.get("usage") or self.halves
-                known = type(index) is int and index in had and seen["id"] and seen["model"]
+                new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
+                known = type(index) is int and index in had and not new
                 # A lone half of a surrogate pair cannot be encoded, and goes the longer way.
                 common = name == "content" and known and not more and text.encode()
             except (AttributeError, KeyError, TypeError, ValueError):
@@ -654,8 +663,10 @@ class _Answer:
         for call in calls:
             function = next(iter(_dicts(call.get("function"))), {})
             name, arguments = str(function.get("name") or ""), function.get("arguments")
-            name = "" if name == "null" else name
-            key = self._key(choice, _number(call.get("index")), str(call.get("id") or ""), name)
+            name, id_ = "" if name == "null" else name, str(call.get("id") or "")
+            if not (name or id_) and arguments in (None, ""):
+                continue
+            key = self._key(choice, _number(call.get("index")), id_, name)
             if name != self.texts["tool_name", choice, key].getvalue():
                 yield from self.put(("tool_name", choice, key), name)
             if not isinstance(arguments, (str, type(None))):
@@ -663,14 +674,15 @@ class _Answer:
             yield from self.put(("tool_arguments", choice, key), arguments or "")
 
     def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
-        """The key of the call that a piece belongs to, by what is sent: index, id, order."""
+        """The key of a piece's call: that of a known id, else the last of its index, or of all. A
+        name begins another with a new id or, without an index, once arguments have begun."""
         ids, keys = self.ids[choice], self.keys[choice]
-        known = keys.get((index, id_)) if id_ else None
-        key = keys.get((index, "")) if known is None else known
-        if key is not None and known is None and name:
+        by_id = keys.get((index, id_)) if id_ else None
+        key = keys.get((index, "")) if by_id is None else by_id
+        if key is not None and by_id is None and name:
             begun = self.texts["tool_arguments", choice, key].tell()
-            whole = ids[key] or (begun and self.texts["tool_name", choice, key].tell())
-            key = None if (id_ and whole) or (begun and index is None) else key
+            taken = ids[key] or (begun and self.texts["tool_name", choice, key].tell())
+            key = None if (id_ and taken) or (begun and index is None) else key
         if key is None:
             key = max(ids, default=-1) + 1 if index is None or index < 0 or index in ids else index
         ids[key] = ids.get(key) or id_
@@ -680,7 +692,10 @@ class _Answer:
     def put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
         """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
         if where in self.halves or re.search("[\ud800-\udfff]", piece):
-            piece = self.halves[where].decode(piece.encode("utf-16-le", "surrogatepass"), last)
+            joiner = self.halves[where]
+            piece = joiner.decode(piece.encode("utf-16-le", "surrogatepass"), last)
+            if not joiner.getstate()[0]:  # no half waits
+                del self.halves[where]
         if piece:
             self.first_delta = self.first_delta or time.monotonic()
             self.texts[where].write(piece)
@@ -700,14 +715,14 @@ class _Answer:
         for key, id_ in sorted(self.ids[index].items()):
             name = self.texts["tool_name", index, key].getvalue()
             text = self.texts["tool_arguments", index, key].getvalue()
-            value = _loaded(text.strip() or "{}")
+            value = _loaded(text if text.strip() else "{}")
             calls[key] = {"id": id_, "name": name, "arguments": value, "arguments_text": text}
             function = {"name": name, "arguments": text}
             sent.append({"id": id_, "type": "function", "function": function})
         message = {"role": "assistant", "content": said["content"] or (None if sent else "")}
         if said["refusal"]:
             message["refusal"] = said["refusal"]
-        if index in self.legacy:
+        if sent and index in self.legacy:
             message["function_call"] = sent[0]["function"]
         elif sent:
             message["tool_calls"] = sent
@@ -824,8 +839,6 @@ def main(argv: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         return 1
     except (ChatStreamError, OSError, TypeError, ValueError, zlib.error) as error:
-        if options.json and isinstance(error, ChatStreamError):
-            print(json.dumps(error.partial, ensure_ascii=False, indent=1), flush=True)
         print(f"chat_stream: {error}", file=sys.stderr)
         return 2 if type(error) in (TypeError, ValueError) else 1
 
@@ -858,17 +871,20 @@ def _ask(options: Any) -> int:
     prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
     payload = {"model": options.model, "messages": [{"role": "user", "content": prompt}]}
     with open(options.tee, "w", encoding="utf-8") as tee, open(options.record, "wb") as record:
-        screen = _Screen(options, tee)
+        screen, result = _Screen(options, tee), None
         try:
             result = chat_stream(
                 payload, base or "https://api.openai.com/v1", key, screen.show, record=record,
                 first_byte_timeout=options.timeout, idle_timeout=options.timeout,
                 retries=options.retries, require_done=not options.no_done,
             )  # fmt: skip
+        except ChatStreamError as error:
+            result = error.partial
+            raise
         finally:
             screen.show(Delta("", ""))  # the end, also of the waiting
-    if options.json:
-        print(json.dumps(result, ensure_ascii=False, indent=1), flush=True)
+            if options.json and result:
+                print(json.dumps(result, ensure_ascii=False, indent=1), flush=True)
     gaps = sorted(b - a for a, b in zip(screen.times, screen.times[1:])) or [0.0]
     say, tokens = sys.stderr.write, (result["usage"] or {}).get("completion_tokens", "?")
     say(f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, ")
@@ -885,7 +901,7 @@ def _serve_demo(listener: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
         for at in range(0, len(_DEMO), 7):
             connection.sendall(_DEMO[at : at + 7])
-            time.sleep(0.5 if at == 245 else 0.002)
+            time.sleep(0.5 if at == 245 else 0.002)  # a model may pause
         connection.recv(READ_BYTES)  # the request: left unread, it would reset the connection
 
 

@@ -47,6 +47,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import types
 import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -895,7 +896,8 @@ def test_an_endless_event_ends_at_the_limit(piece, monkeypatch):
 
 def test_endless_comments_and_names_are_no_event_and_take_no_room(monkeypatch):
     monkeypatch.setattr(cs, "MAX_EVENT_BYTES", LIMIT)
-    pieces = [b": ping\n", b"event: t\n", b"id: 1\n", b"\n"] * LIMIT + [b"data: a\n\n"]
+    pieces = [b": ping\n", b"event: t\n", b"id: 1\n", b"\n"] * LIMIT
+    pieces += [b"data: a\n", *[b": ping\n", b"note: x\n"] * LIMIT, b"\n"]
     assert parsed(pieces)[0] == [message("a", "1")]
 
 
@@ -917,6 +919,16 @@ def test_parsing_takes_linear_time(raw, size, count):
     assert sum(1 for _ in cs.sse_events(pieces)) == count
     # A second or less where each byte is looked at once or twice; a minute and more where what is
     # pending is copied or searched again for each piece.
+    assert time.monotonic() - start < HANG
+
+
+@pytest.mark.parametrize("gap", ["", "\n: {}\n"], ids=["none", "comments"])
+def test_many_values_in_one_event_take_linear_time(serve, gap):
+    start = time.monotonic()
+    values = gap.join([json.dumps(choices({"delta": {"content": "x"}}))] * 60_000)
+    body = values.replace("\n", "\ndata: ").encode()
+    outcome = streamed(serve, b"data: " + body + b"\n\n", sse(chunk("", "stop")), DONE)
+    check_result(outcome, content="x" * 60_000)
     assert time.monotonic() - start < HANG
 
 
@@ -1024,10 +1036,12 @@ WRONG_ARGUMENTS = {
     "base with a port only": ({"base": "http://:8080/v1"}, ["http://:8080/v1"], []),
     "base with a password": ({"base": "http://me:pa55@127.0.0.1:9/v1"}, [], ["pa55"]),
     "base with a user": ({"base": "http://me@127.0.0.1:9/v1"}, [], []),
-    "base with a port too high": ({"base": "http://127.0.0.1:65536/v1"}, ["65535"], []),
-    "base with a port in letters": ({"base": "http://127.0.0.1:http/v1"}, ["'http'"], []),
+    "base with a port too high": ({"base": "http://127.0.0.1:65536/v1"}, ["65536"], []),
+    "base with a port in letters": ({"base": "http://127.0.0.1:http/v1"}, [":http"], []),
+    "base with port 0": ({"base": "http://127.0.0.1:0/v1"}, ["127.0.0.1:0"], []),
+    "base with an empty label": ({"base": "http://a..b/v1"}, ["a..b", "https://"], []),
     "base with a space in its host": ({"base": "http://my host/v1"}, ["my host"], []),
-    "base with half a bracket": ({"base": "http://[::1/v1"}, ["IPv6"], []),
+    "base with half a bracket": ({"base": "http://[::1/v1"}, ["http://[::1/v1"], []),
     "key of two lines": ({"key": "sk-5f3a\nd41d"}, ["key"], ["sk-5f3a", "d41d"]),
     "key not ASCII": ({"key": "sk-5f3a密d41d"}, ["key"], ["sk-5f3a", "d41d"]),
     "key with NUL": ({"key": "sk-5f3a\0d41d"}, ["key"], ["sk-5f3a", "d41d"]),
@@ -1049,6 +1063,8 @@ WRONG_ARGUMENTS = {
     "retries None": ({"retries": None}, [], []),
     "on_delta no callable": ({"on_delta": "print"}, [], []),
     "record without write": ({"record": "answer.sse"}, [], []),
+    "record empty": ({"record": ""}, ["record"], []),
+    "record False": ({"record": False}, ["record"], []),
     "record a text file": ({"record": io.StringIO()}, ["record"], []),
     "context of another type": ({"context": True}, [], []),
 }
@@ -1898,6 +1914,7 @@ def test_chunks_make_this_answer(serve, chunks, want):
         "a page": "<html>429 {oops</html>",
         "half a chunk": json.dumps(chunk("x"))[:-9] + "{oops",
         "text behind a chunk": json.dumps(chunk("x")) + " {oops",
+        "a chunk behind a colon": json.dumps(chunk("x")) + ":" + json.dumps({"oops": 1}),
         "nesting too deep": '{"choices": ' + "[" * 100_000 + "]" * 100_000 + '}{"oops"',
     },
 )
@@ -2104,6 +2121,10 @@ CALLS = {
         [begin("c1", "add", A), begin("c2", "add", B)],
         [ADD, ("c2", "add", B)],
     ),
+    "no index, a name in pieces": (
+        [call(name="ad"), call(name="d", arguments=A)],
+        [("", "add", A)],
+    ),
     "no index, no arguments": ([begin("c1", "ls"), begin("c2", "sub", B)], [("c1", "ls", ""), SUB]),
     "index null": (
         [begin("c1", "add", A, index=None), begin("c2", "sub", B, index=None)],
@@ -2188,6 +2209,9 @@ CALLS = {
     "arguments too deep": ([begin("c1", "sh", "[" * 99_999, **I0)], [("c1", "sh", "[" * 99_999)]),
     "arguments not ASCII": ([begin("c1", "say", '["茶"]', **I0)], [("c1", "say", '["茶"]')]),
     "arguments a text": ([begin("c1", "say", '"x"', **I0)], [("c1", "say", '"x"')]),
+    "arguments behind a hard space": ([begin("c1", "ls", "\xa0" + A)], [("c1", "ls", "\xa0" + A)]),
+    "nothing at all": ([{}, call(), call(name="", arguments=""), {"index": 3, "id": None}], []),
+    "nothing, then a call": ([{"index": 1}, begin("c1", "add", A)], [ADD]),
     "nothing between": ([begin("c1", "add", A1, **I0), [], None, [None], more(A2, **I0)], [ADD]),
 }
 
@@ -2661,12 +2685,33 @@ def test_key_is_not_in_the_message(serve, script):
         (None, {"api-key": "a5f3a-b5f3a-c5f3a"}, "a5f3a-b5f3a-c5f3a"),
         (None, {"Authorization": "Bearer t5f3a-u5f3a"}, "t5f3a-u5f3a"),
         ("sk+te*st.(0123)|[x]", {}, "sk+te*st.(0123)|[x]"),
+        (None, {"apikey": "d5f3a-e5f3a"}, "d5f3a-e5f3a"),
+        (None, {"Authorization": "Bearer f5f3a-g5f3a== "}, "f5f3a-g5f3a"),
+        (None, {"Cookie": "sid=h5f3a-i5f3a; theme=dark"}, "h5f3a-i5f3a"),
     ]:
         server = serve(script(ECHO.format(secret, secret)))
         outcome = ask(server, key=key, headers=headers)
         assert outcome.error is not None
         assert secret not in str(outcome.error)
         assert secret not in str(outcome.error.__cause__)
+
+
+def test_key_sent_back_by_what_is_no_http_server_is_in_no_cause(serve):
+    outcome = ask(serve([f"X-Echo: Bearer {KEY}\r\n".encode()]))
+    assert type(outcome.error) is Connect
+    assert KEY not in str(outcome.error) and KEY not in str(outcome.error.__cause__)
+
+
+def test_what_is_null_is_not_in_the_words_of_an_error(serve):
+    with pytest.raises(Reported) as caught:
+        cs.chat_stream(PAYLOAD, serve([head(), sse({"error": {"message": "m", "code": None}})]).url)
+    assert "None" not in str(caught.value)
+
+
+def test_answer_is_not_in_the_words_of_an_error(serve):
+    with pytest.raises(Reported) as caught:
+        cs.chat_stream(PAYLOAD, serve([head(), sse({**chunk("secret"), "error": "boom"})]).url)
+    assert "boom" in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_key_of_a_few_letters_is_masked_as_a_word_only(serve):
@@ -3380,6 +3425,18 @@ def test_typewriter_passes_on_what_its_file_raises(serve):
     with pytest.raises(BrokenPipeError):
         cs.chat_stream(PAYLOAD, server.url, KEY, cs.typewriter(Closed()))
     assert server.all_closed()
+
+
+def test_timing_is_of_the_try_that_was_answered(serve):
+    server = serve([head(503), *[b"busy", 0.01] * 30], OK)
+    assert ask(server, retries=1).result["timing"]["reads"] < 15
+
+
+def test_reads_are_counted_one_by_one(serve):
+    writes = []
+    record = types.SimpleNamespace(write=writes.append)
+    timing = ask(serve([head(), FULL, 0.05, DONE]), record=record).result["timing"]
+    assert timing["reads"] == len(writes) > 0
 
 
 def test_timing_is_in_seconds_since_the_call(serve):
@@ -4535,6 +4592,7 @@ MISUSED = [
     ("--base host:80/v1", "'host:80/v1'"),
     ("--base ftp://host/v1", "'ftp://host/v1'"),
     ("--base http://", "'http://'"),
+    ("--base http://a..b/v1", "'http://a..b/v1'"),
     *((f"--timeout {number}", "timeout") for number in ("0", "-1", "nan", "x")),
     *((f"--retries {number}", "retries") for number in ("-1", "0.5")),
     *((f"--typewriter {number}", "cps|typewriter") for number in ("0", "nan", "x")),
@@ -4689,6 +4747,18 @@ def test_pipe_closed_at_once_is_quiet(serve, command, arguments):
     ran = live.end()
     assert ran.status == 1 and (ran.err == "" or arguments == ["--json"])
     assert server.all_closed()
+
+
+@posix
+def test_pipe_closed_before_an_error_leaves_no_traceback(serve, command):
+    event = threading.Event()
+    server = serve([event, head(401, JSON), b"{}"])
+    live = command.start("Hi", "--json", **base(server))
+    assert server.asked()
+    live.close()
+    event.set()
+    ran = live.end()
+    assert ran.status == 1 and "Traceback" not in ran.err
 
 
 @posix
