@@ -838,9 +838,9 @@ def main(argv: list[str] | None = None) -> int:
         for number in (1, 2):  # or Python's last flush would complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         return 1
-    except (ChatStreamError, OSError, TypeError, ValueError, zlib.error) as error:
+    except (ChatStreamError, OSError, ValueError, zlib.error) as error:
         print(f"chat_stream: {error}", file=sys.stderr)
-        return 2 if type(error) in (TypeError, ValueError) else 1
+        return 2 if type(error) is ValueError else 1
 
 
 def _replay(options: Any) -> int:

@@ -1884,6 +1884,13 @@ FOUR = {"type": "text", "text": "4"}
             ],
             {"id": "a", "model": "b"},
         ),
+        "id and model: one after the other": (
+            [
+                choices({"index": 0, "delta": {"content": "x"}, "finish_reason": None}, model="m"),
+                choices({"index": 0, "delta": {"content": "y"}, "finish_reason": None}, id="i"),
+            ],
+            {"content": "xy", "id": "i", "model": "m"},
+        ),
         "id and model: in a later chunk": (
             [choices({"index": 0, "delta": {"content": "x"}}), chunk("y"), chunk("z")],
             {"content": "xyz", "id": "chatcmpl-1", "model": "m"},
@@ -2799,6 +2806,13 @@ def test_silence_is_a_timeout(serve, phase, script, content):
     assert len(server.requests) == 1  # a timeout is not retried
 
 
+def test_stall_is_told_from_idle_where_both_are_near(serve):
+    server = serve([*BEGUN, *trickle(PING)])
+    outcome = ask(server, idle_timeout=0.4, stall_timeout=0.5)
+    check_failed(outcome, Timeout, "stall_timeout", content="a")
+    assert outcome.error.phase == "stall"
+
+
 # Nobody accepts: over http the headers do not come, over https the handshake does not.
 @side_by_side("scheme", {"http": "http", "https": "https"})
 def test_timeout_before_the_connection_is_served_is_one_of_the_first_byte(mute_port, scheme):
@@ -3092,6 +3106,11 @@ def test_retry_waits(serve, first, low, high):
 def test_retry_waits_no_longer_than_the_limit(serve, monkeypatch, first):
     monkeypatch.setattr(cs, "MAX_RETRY_WAIT", 0.3)
     check_wait(serve, first, 0.3, SOON)
+
+
+def test_limits_are_those_of_the_contract():
+    assert cs.MAX_EVENT_BYTES == 64 * 1024 * 1024 and cs.MAX_BODY_BYTES == 64 * 1024
+    assert cs.MAX_MESSAGE_CHARS == 2000 and cs.MAX_RETRY_WAIT == 60
 
 
 def test_retry_is_logged_as_a_warning(serve, caplog):
@@ -5100,6 +5119,19 @@ def test_command_line_prints_what_the_readme_shows(tmp_path):
         assert re.fullmatch(pattern, masked(done.stdout)), done.stdout
         statuses.append(done.returncode)
     assert statuses == [0, 0, 1]
+
+
+def test_key_alone_asks_openai(serve, command):
+    proxy = serve().url.removesuffix("/v1")
+    ran = command("Hi", OPENAI_API_KEY=KEY, HTTPS_PROXY=proxy)
+    assert ran.status == 1 and "[https://api.openai.com:443/v1/chat/completions]" in ran.err
+
+
+def test_what_the_demo_proves_is_said_of_the_demo_alone(serve, command):
+    weather = [call(name="get_weather", arguments='{"city": "北京"}')]
+    server = serve([head(), sse(chunk("🚀", tool_calls=weather), chunk(finish="stop")), DONE])
+    ran = command("Hi", **base(server))
+    assert ran.status == 0 and ran.err.splitlines()[-1].startswith("finish: ")
 
 
 def test_exit_statuses_of_the_readme_are_those_of_the_help(serve, tmp_path):
