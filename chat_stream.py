@@ -290,7 +290,6 @@ class _Call(web.HTTPHandler):
         self.secret = "|".join(w % re.escape(s[:8]) for w, s in zip(words, secrets)) or "(?!)"
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
         self.reply = self.sock = self.request_id = cast(Any, None)
-        self.start = self.silence = 0.0  # silence: seconds in reads since the last data event
         self.streamed = True
         self.done = self.ended = self.stalled = False  # [DONE] came; no more reads; stall_timeout
         self.failure: Any = None  # what ended the reads, where it was no EOF and no stall
@@ -502,7 +501,8 @@ class _Call(web.HTTPHandler):
         """Yield what each read1 brings; at the end, .stalled and .failure tell why it came."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
         record, read = self.asked.record, b"the first"
-        self.failure, self.silence, self.ended, self.stalled = None, 0.0, False, False
+        self.failure, self.ended, self.stalled = None, False, False
+        self.silence = 0.0  # seconds in reads since the last data event
         self.sock.settimeout(min(self.asked.idle_timeout, stall_timeout))
         while read and self.silence <= stall_timeout:
             start = monotonic()

@@ -1535,7 +1535,7 @@ REMEDY = "require_done=False"
 @side_by_side(
     "items, options, error_class, words, content",
     {
-        "EOF": ([YOU], {}, Interrupted, ["[DONE]"], "你"),
+        "EOF": ([YOU], {}, Interrupted, ["ended before [DONE]"], "你"),
         "EOF after finish": ([FULL], {}, Interrupted, ["[DONE]", REMEDY], "你好"),
         "EOF after usage": ([FULL, USAGE], {}, Interrupted, ["[DONE]", REMEDY], "你好"),
         "EOF, one of two": ([TWO], {}, Interrupted, ["[DONE]"], "A"),
@@ -1551,7 +1551,7 @@ REMEDY = "require_done=False"
         "nothing": ([], {}, Interrupted, ["empty"], ""),
         "comments": ([b": ping\n\n" * 3], {}, Interrupted, ["empty"], ""),
         "no data": ([b"id: 1\n\nevent: x\n\n"], {}, Interrupted, ["empty"], ""),
-        "[DONE] alone": ([DONE], {}, Interrupted, ["empty"], ""),
+        "[DONE] alone": ([DONE], {}, Interrupted, ["empty", "before any choice"], ""),
         "[DONE] alone, lax": ([DONE], LAX, Interrupted, ["empty"], ""),
         "comments, [DONE]": ([b": ping\n\n" + DONE], {}, Interrupted, ["empty"], ""),
         "odd payloads": (
@@ -1869,7 +1869,7 @@ FOUR = {"type": "text", "text": "4"}
         ),
         "usage that is a list": ([chunk("x"), choices(usage=[1])], {"content": "x", "usage": None}),
         "a message beside the choices": (
-            [chunk("a"), {**chunk("b", "stop"), "message": "all is well"}],
+            [chunk("a"), {**chunk("b", "stop"), "message": "all is well", "error": None}],
             {"content": "ab"},
         ),
         "a detail beside the choices": (
@@ -2955,6 +2955,19 @@ def test_proxy_is_asked_for_the_whole_url(serve, proxies, name):
     assert request.path == "http://chat.invalid/v1/chat/completions?a=1"
     assert request.headers["Host"] == "chat.invalid"
     assert request.headers["Authorization"] == BEARER
+
+
+def test_host_that_is_not_ascii_is_asked_for_by_its_ascii_name(serve, proxies):
+    proxy = serve(OK)
+    proxies(http_proxy=f"http://127.0.0.1:{proxy.port}")
+    check_result(ask(proxy, base="http://bücher.invalid:8080/v1"), content="ok")
+    (request,) = proxy.requests
+    assert request.path == "http://xn--bcher-kva.invalid:8080/v1/chat/completions"
+
+
+def test_proxy_that_is_no_url_is_a_connect_error(proxies):
+    proxies(http_proxy="http:/nowhere")
+    assert type(failure("http://chat.invalid/v1")) is Connect
 
 
 def test_proxy_is_read_at_each_call(serve, proxies):
@@ -5119,6 +5132,22 @@ def test_command_line_prints_what_the_readme_shows(tmp_path):
         assert re.fullmatch(pattern, masked(done.stdout)), done.stdout
         statuses.append(done.returncode)
     assert statuses == [0, 0, 1]
+
+
+@posix
+def test_a_prompt_is_not_waited_for_on_a_terminal(serve, command):
+    server = serve(OK)
+    live = command.start(terminal=("stdin",), **base(server))
+    ran = live.end()
+    assert ran.status == 0 and ran.out == "ok\n"
+    assert server.requests[0].json()["messages"][0]["content"]
+
+
+def test_demo_does_not_wait_for_a_prompt(command):
+    line = command.line([], {})
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(line, cwd=command.folder, env=command.env({}), **options) as child:
+        assert child.wait(HANG) == 0  # with its standard input open
 
 
 def test_key_alone_asks_openai(serve, command):
