@@ -37,7 +37,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, BinaryIO, NamedTuple, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO
 from urllib.parse import quote, urlsplit
 
 __all__ = (
@@ -289,7 +289,6 @@ class _Call(web.HTTPHandler):
         words = [r"(?<!\w)%s(?!\w)" if len(word) < 8 else r"%s[^\s'\",;]*" for word in secrets]
         self.secret = "|".join(w % re.escape(s[:8]) for w, s in zip(words, secrets)) or "(?!)"
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
-        self.reply = self.sock = self.request_id = cast(Any, None)
         self.streamed = True
         self.done = self.ended = self.stalled = False  # [DONE] came; no more reads; stall_timeout
         self.failure: Any = None  # what ended the reads, where it was no EOF and no stall

@@ -1704,6 +1704,7 @@ FOUR = {"type": "text", "text": "4"}
         "separators, no line ends": ([chunk("a\u2028b\x85c")], {"content": "a\u2028b\x85c"}),
         "finish: first wins": ([chunk("x", "length"), chunk("y", "stop")], {"finish": "length"}),
         "finish: null behind": ([chunk("x", "stop"), chunk(""), chunk("y")], {"finish": "stop"}),
+        "finish: empty alone": ([chunk("x", "")], {"finish": None}),
         "finish: empty first": ([chunk("x", ""), chunk("y", "stop")], {"finish": "stop"}),
         "finish: no end": ([chunk("x", "stop"), chunk("y", "stop")], {"content": "xy"}),
         "finish: of the server's own": ([chunk("x", "eos_token")], {"finish": "eos_token"}),
@@ -1888,6 +1889,13 @@ FOUR = {"type": "text", "text": "4"}
             [
                 choices({"index": 0, "delta": {"content": "x"}, "finish_reason": None}, model="m"),
                 choices({"index": 0, "delta": {"content": "y"}, "finish_reason": None}, id="i"),
+            ],
+            {"content": "xy", "id": "i", "model": "m"},
+        ),
+        "id and model: the other way round": (
+            [
+                choices({"index": 0, "delta": {"content": "x"}, "finish_reason": None}, id="i"),
+                choices({"index": 0, "delta": {"content": "y"}, "finish_reason": None}, model="m"),
             ],
             {"content": "xy", "id": "i", "model": "m"},
         ),
@@ -3469,6 +3477,8 @@ def test_reads_are_counted_one_by_one(serve):
     record = types.SimpleNamespace(write=writes.append)
     timing = ask(serve([head(), FULL, 0.05, DONE]), record=record).result["timing"]
     assert timing["reads"] == len(writes) > 0
+    ask(serve([head(), FULL]), record=record)
+    assert b"" not in writes
 
 
 def test_timing_is_in_seconds_since_the_call(serve):
@@ -4452,12 +4462,12 @@ def test_last_line_on_stderr_has_the_numbers(serve, command):
 
 
 def test_longest_gap_is_one_between_pieces(serve, command):
-    script = words_of("a", "b", "c")
-    ran = command("Hi", **base(serve([0.4, *script])))
+    begun, first, *script = words_of("a", "b", "c")
+    ran = command("Hi", **base(serve([0.5, begun, first, 0.1, *script])))
     first, longest = (
         float(re.search(rf"{name} ([\d.]+) s", ran.last)[1]) for name in ("byte", "longest")
     )
-    assert first > 0.35 > longest
+    assert first > 0.45 > longest > 0.05
 
 
 NO_SERVER = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
