@@ -4965,7 +4965,7 @@ def test_ctrl_c_ends_at_once_and_leaves_what_had_arrived(
 
 
 def test_ctrl_c_in_the_demo_ends_at_once(command):
-    live = command.start(terminal=ALL).until("Hello!")
+    live = command.start("--typewriter", 10, terminal=ALL).until("Hello!")
     assert live.interrupt().end().status == 130
     assert live.pressed < CLOSES and "finish" not in live.seen.decode()
 
