@@ -7,9 +7,8 @@
 
 It gives the whole answer, or an error that says what went wrong and holds what had arrived: a
 stream that ends before its [DONE] is an error. However the bytes are cut, the events are the same.
-No redirect is followed, the key stands in no message, memory holds the result and one event. It
-does not reconnect (nothing on this wire can be resumed), pool connections, run under asyncio or
-repair JSON.
+No redirect is followed, no message shows the key, memory holds the result and one event. It does
+not reconnect (nothing on this wire can be resumed), pool connections, do asyncio or repair JSON.
 To vendor or upgrade it, copy this file, under any name, unchanged: __version__ says which it is.
 """
 
