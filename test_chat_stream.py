@@ -2968,9 +2968,9 @@ def test_proxy_is_asked_for_the_whole_url(serve, proxies, name):
 def test_host_that_is_not_ascii_is_asked_for_by_its_ascii_name(serve, proxies):
     proxy = serve(OK)
     proxies(http_proxy=f"http://127.0.0.1:{proxy.port}")
-    check_result(ask(proxy, base="http://bücher.invalid:8080/v1"), content="ok")
+    check_result(ask(proxy, base="http://例子.测试:8080/v1"), content="ok")
     (request,) = proxy.requests
-    assert request.path == "http://xn--bcher-kva.invalid:8080/v1/chat/completions"
+    assert request.path == "http://xn--fsqu00a.xn--0zwm56d:8080/v1/chat/completions"
 
 
 def test_proxy_that_is_no_url_is_a_connect_error(proxies):
