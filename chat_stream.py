@@ -381,7 +381,7 @@ class _Call(web.HTTPHandler):
         """The error for a status; it stands also where its body stalls or is cut."""
         status, header, body = self.reply.status, self.reply.headers.get, bytearray()
         with contextlib.suppress(ProtocolError):
-            for read in self.received(self.asked.idle_timeout):  # for all of it
+            for read in self.received(self.asked.idle_timeout):  # the whole may take no longer
                 body += read
                 if len(body) > MAX_BODY_BYTES:
                     break
@@ -389,8 +389,8 @@ class _Call(web.HTTPHandler):
         text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page, page)) or 'no words'}"
         text += "; check the key" * (status in (401, 403))
         text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
-        target = f"; redirects are not followed: should {header('Location')} be the base?"
-        text += target * (status // 100 == 3)
+        target = header("Location", "another")
+        text += f"; no redirect is followed: should {target} be the base?" * (status // 100 == 3)
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
@@ -776,7 +776,7 @@ def _words(value: Any, depth: int = 8) -> str:
     return "" if value is None or isinstance(value, bool) else html.unescape(str(value)).strip()
 
 
-def _quoted(value: str | bytes | bytearray) -> str:
+def _quoted(value: str | bytes) -> str:
     text = value if isinstance(value, str) else value[:1200].decode("utf-8", "replace")
     return repr(text[:300])
 
