@@ -783,22 +783,19 @@ def _quoted(value: str | bytes) -> str:
 
 # ---- The command line: a smoke test, made of the public calls alone ------------------------------
 
-_EPILOG = """\
-examples:
+_USAGE = """
   python chat_stream.py                       a demo, streamed from this machine
   OPENAI_BASE_URL=http://127.0.0.1:8080/v1 python chat_stream.py "Why is it dark?"
   python chat_stream.py --replay body.sse --chunk-size 1
 
---replay reads a bare body (.sse), as --record keeps it, not a whole HTTP response.
 Exit status: 0 complete, 1 error, 2 usage, 3 cut by a limit or filtered, 130 Ctrl-C."""
-_DEMO = """\
-: a server may send comments while the model thinks
+_DEMO = r""": a server may send comments while the model thinks
 data: {"choices": [{"delta": {"reasoning_content": "They want to see a stream."}}]}
-data: {"choices": [{"delta": {"content": "Hello! 流式传输 comes in pieces \\ud83d"}}]}
-data: {"choices": [{"delta": {"content": "\\ude80"}}]}
+data: {"choices": [{"delta": {"content": "Hello! 流式传输 comes in pieces \ud83d"}}]}
+data: {"choices": [{"delta": {"content": "\ude80"}}]}
 data: {"choices": [{"delta": {"tool_calls": [{"function": {"name": "get_weather"}}]}}]}
-data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{\\"city\\": \\"北"}}]}}]}
-data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "京\\"}"}}]}}]}
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{\"city\": \"北"}}]}}]}
+data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "京\"}"}}]}}]}
 data: {"choices": [{"finish_reason": "tool_calls"}], "usage": {"completion_tokens": 18}}
 data: [DONE]
 """.replace("\n", "\n\n").encode()
@@ -808,16 +805,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     import argparse  # not at the top: those who import this file do not need it
 
-    env, raw = os.environ.get, argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(epilog=_EPILOG, formatter_class=raw)
-    add = parser.add_argument
+    parser = argparse.ArgumentParser(usage=_USAGE)
+    add, env = parser.add_argument, os.environ.get
     add("prompt", nargs="?", metavar="PROMPT", help="the question, else standard input")
     add("--base", default=env("OPENAI_BASE_URL"), help="else OPENAI_BASE_URL; key: OPENAI_API_KEY")
     add("--model", default=env("OPENAI_MODEL") or "gpt-4o-mini", help="else OPENAI_MODEL")
     add("--typewriter", type=float, metavar="CPS", help="play CPS characters a second")
     add("--tee", default=os.devnull, metavar="FILE", help="write the text to FILE too")
-    add("--record", default=os.devnull, metavar="FILE", help="keep the raw body in FILE")
-    add("--replay", metavar="FILE", help="print the events of a bare body (.sse), without network")
+    add("--record", default=os.devnull, metavar="FILE", help="keep the bare body in FILE (.sse)")
+    add("--replay", metavar="FILE", help="print a bare body's events, not a whole HTTP response")
     add("--chunk-size", type=int, default=READ_BYTES, metavar="N", help="replay N bytes at a time")
     add("--json", action="store_true", help="print the result as JSON")
     add("--timeout", type=float, default=30.0, metavar="S", help="seconds of silence to allow")
@@ -832,11 +828,9 @@ def main(argv: list[str] | None = None) -> int:
         return _ask(options) if options.replay is None else _replay(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        for number in (1, 2):  # or Python's last flush would complain
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        return 1
     except (ChatStreamError, OSError, ValueError, zlib.error) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stdout = sys.stderr = None  # nobody reads: print nothing, nor flush at the exit
         print(f"chat_stream: {error}", file=sys.stderr)
         return 2 if type(error) is ValueError else 1
 
@@ -848,8 +842,7 @@ def _replay(options: Any) -> int:
         raise OSError(f"{options.replay} is a whole HTTP response, not a bare body")
     if body.startswith(b"\x1f\x8b"):
         body = zlib.decompressobj(31).decompress(body)
-    size = options.chunk_size
-    if size < 1:
+    if (size := options.chunk_size) < 1:
         raise ValueError(f"--chunk-size must be 1 or more, not {size}")
     for name, data, *_ in sse_events(body[at : at + size] for at in range(0, len(body), size)):
         print(json.dumps({"event": name, "data": data}, ensure_ascii=False), flush=True)
@@ -860,76 +853,76 @@ def _replay(options: Any) -> int:
 
 
 def _ask(options: Any) -> int:
-    key, base = os.environ.get("OPENAI_API_KEY"), options.base
-    demo = not (key or base)
+    key, prompt = os.environ.get("OPENAI_API_KEY"), options.prompt
+    base, demo = options.base or "https://api.openai.com/v1", not (key or options.base)
     if demo:
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=_serve_demo, args=(listener,), daemon=True).start()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    prompt = options.prompt or (not (demo or sys.stdin.isatty()) and sys.stdin.read()) or "Hello!"
-    payload = {"model": options.model, "messages": [{"role": "user", "content": prompt}]}
+    elif not (prompt or sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    asked = {"model": options.model, "messages": [{"role": "user", "content": prompt or "Hello!"}]}
+    limits = dict.fromkeys(("first_byte_timeout", "idle_timeout"), options.timeout)
+    limits.update(retries=options.retries, require_done=not options.no_done)
+    times: list[float] = []
     with open(options.tee, "w", encoding="utf-8") as tee, open(options.record, "wb") as record:
-        screen, result = _Screen(options, tee), None
+        show, result = _screen(options, tee, times), None
         try:
-            result = chat_stream(
-                payload, base or "https://api.openai.com/v1", key, screen.show, record=record,
-                first_byte_timeout=options.timeout, idle_timeout=options.timeout,
-                retries=options.retries, require_done=not options.no_done,
-            )  # fmt: skip
+            result = chat_stream(asked, base, key, show, record=record, **limits)
         except ChatStreamError as error:
             result = error.partial
             raise
         finally:
-            screen.show(Delta("", ""))  # the end, also of the waiting
+            show(Delta("", ""))  # the end, also of the waiting
             if options.json and result:
                 print(json.dumps(result, ensure_ascii=False, indent=1), flush=True)
-    gaps = sorted(b - a for a, b in zip(screen.times, screen.times[1:])) or [0.0]
+    gaps = sorted(b - a for b, a in zip(times[1:], times)) or [0.0]
     say, tokens = sys.stderr.write, (result["usage"] or {}).get("completion_tokens", "?")
     say(f"finish: {result['finish']}, {len(result['content'])} characters, {tokens} tokens, ")
     say(f"first byte {result['timing']['first_byte']:.2f} s, {result['timing']['reads']} reads, ")
     say(f"gaps: median {gaps[len(gaps) // 2]:.3f} s, longest {gaps[-1]:.3f} s\n")
-    asked = [call["arguments"] for call in result["tool_calls"].values()]
-    if demo and result["content"][-1:] == "🚀" and asked == [{"city": "北京"}]:
+    tools = [call["arguments"] for call in result["tool_calls"].values()]
+    if demo and result["content"].endswith("🚀") and tools == [{"city": "北京"}]:
         say("It came seven bytes at a time, cut through characters and a tool call, yet whole.\n")
     return 3 if result["finish"] in ("length", "content_filter") else 0
 
 
 def _serve_demo(listener: socket.socket) -> None:
     with listener, listener.accept()[0] as connection:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-        for at in range(0, len(_DEMO), 7):
-            connection.sendall(_DEMO[at : at + 7])
-            time.sleep(0.5 if at == 245 else 0.002)  # a model may pause
+        answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + _DEMO
+        for at in range(0, len(answer), 7):
+            connection.sendall(answer[at : at + 7])
+            time.sleep(0.005 if at % 350 else 0.3)  # a model pauses, above all before it speaks
         connection.recv(READ_BYTES)  # the request: left unread, it would reset the connection
 
 
-class _Screen:
-    """The answer on standard output, thoughts and the waiting on standard error."""
+def _screen(options: Any, tee: TextIO, times: list[float]) -> Callable[[Delta], None]:
+    """Make an on_delta for people: thoughts, and the waiting on a terminal, go to stderr."""
+    terminal, quiet = sys.stderr.isatty(), io.StringIO() if options.json else None
+    save, out = typewriter(tee), typewriter(quiet, None if quiet else options.typewriter)
+    last, write, err = Delta("", ""), out, typewriter(quiet or sys.stderr)
 
-    def __init__(self, options: Any, tee: TextIO) -> None:
-        self.json, self.last, self.times = options.json, Delta("", ""), list[float]()
-        self.tee, self.out = typewriter(tee), typewriter(cps=options.typewriter)
-        self.write = self.err = typewriter(sys.stderr)
-        self.begun, self.waiter = threading.Event(), threading.Thread(target=self.wait, daemon=True)
-        self.waiter.start()
-
-    def wait(self) -> None:
-        start, terminal = time.monotonic(), sys.stderr.isatty()
-        while terminal and not self.begun.wait(0.2):
+    def wait() -> None:
+        start = time.monotonic()
+        while terminal and not begun.wait(0.2):
             sys.stderr.write(f"waiting for the first byte: {time.monotonic() - start:.0f} s\r")
-        sys.stderr.write(f"{'':40}\r" * terminal)
+        sys.stderr.write(f"{'':40}\r" if terminal else "")
 
-    def show(self, delta: Delta) -> None:
-        self.times += [time.monotonic()] * bool(delta.text)
-        self.begun.set()
-        self.waiter.join()
-        self.tee(delta)
-        if not self.json:
-            if self.last.text and (self.last.kind, self.last.call) != (delta.kind, delta.call):
-                self.write(Delta("content", " " if delta.kind == "tool_arguments" else "\n"))
-            self.last, self.write = delta, self.err if delta.kind == "reasoning" else self.out
-            dim = self.write is self.err and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-            self.write(Delta("content", f"\x1b[2m{delta.text}\x1b[0m" if dim else delta.text))
+    def show(delta: Delta) -> None:
+        nonlocal last, write
+        begun.set()
+        waiter.join()
+        times.extend([time.monotonic()] if delta.text else [])
+        save(delta)
+        if last.text and (last.kind, last.call) != (delta.kind, delta.call):
+            write(Delta("content", " " if delta.kind == "tool_arguments" else "\n"))
+        last, write = delta, err if delta.kind == "reasoning" else out
+        dim = write is err and terminal and not os.environ.get("NO_COLOR")
+        write(Delta("content", f"\x1b[2m{delta.text}\x1b[0m" if dim else delta.text))
+
+    begun, waiter = threading.Event(), threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    return show
 
 
 if __name__ == "__main__":
