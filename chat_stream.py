@@ -14,7 +14,6 @@ To vendor or upgrade it, copy this file, under any name, unchanged: __version__ 
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import email.utils
 import html
@@ -35,31 +34,27 @@ import urllib.request as web
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TextIO
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
-__all__ = (
-    "ChatStreamError", "ConnectError", "Delta", "Event", "HTTPStatusError", "ProtocolError",
-    "ServerError", "StreamInterrupted", "StreamTimeout", "chat_deltas", "chat_stream",
-    "sse_events", "typewriter",
-)  # fmt: skip
+__all__ = ("ChatStreamError", "ConnectError", "Delta", "Event", "HTTPStatusError", "ProtocolError",
+           "ServerError", "StreamInterrupted", "StreamTimeout", "chat_deltas", "chat_stream",
+           "sse_events", "typewriter")  # fmt: skip
 __version__ = "1.0.0"
 
-MAX_EVENT_BYTES = 64 << 20  # of an event or a JSON answer: an image fits, an endless line ends
-MAX_BODY_BYTES = 64 << 10  # kept of an error's body, or of an unparsed tail: for people to read
+MAX_EVENT_BYTES = 64 << 20  # for one event or JSON answer: fits an image, stops an endless line
+MAX_BODY_BYTES = 64 << 10  # kept of an error body or an unparsed tail, for people to read
 MAX_MESSAGE_CHARS = 2000  # of an error: a line in a log
-MAX_RETRY_WAIT = 60.0  # seconds; where a server asks for more, only this is waited
-MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: a socket takes no more than 24 days
-READ_BYTES = 64 << 10  # asked of one read1, and of gzip at a time: what a fast network holds ready
+MAX_RETRY_WAIT = 60.0  # seconds; caps what a server's Retry-After asks for
+MAX_TIMEOUT = 86400.0  # seconds, in place of infinity: sockets overflow at 24 days
+READ_BYTES = 64 << 10  # asked of each read1: what a fast network holds ready
 
 _log = logging.getLogger("chat_stream")
 _new_tuple = tuple.__new__  # takes half the time of a named tuple's own constructor
-_Joiner = codecs.getincrementaldecoder("utf-16-le")  # of the halves of surrogate pairs
-_SECRET = r"[^\s;=]+(?==*\s*(?:;|$))"  # in a header: its last word, or that of each cookie
-_raw_decode = json.JSONDecoder().raw_decode  # json.loads scans the white space once more
-# What an event's data holds besides JSON: the end, white space, comments that were wrapped again.
-_NO_JSON = re.compile(r"((?:\[DONE\]|DONE)(?!\S)(?s:.*))|\s+|(?<!\S):.*")
+_raw_decode = json.JSONDecoder().raw_decode  # says too where a value ends: more may follow
+# What an event's data holds besides JSON: [DONE], with all that follows it; white space; comments
+# that a proxy wrapped in data again.
+_NOT_JSON = re.compile(r"((?:\[DONE\]|DONE)(?!\S)(?s:.*))|\s+|(?<!\S):.*")
 
 
 class Delta(NamedTuple):
@@ -81,20 +76,20 @@ class Event(NamedTuple):
 
 
 class ChatStreamError(Exception):
-    """The base of all that a call raises, once its arguments were found good.
+    """The base of everything that a call raises once its arguments have been checked.
 
     ConnectError       no response: refused, DNS, TLS, proxy, closed before headers, not HTTP
     HTTPStatusError    a status other than 2xx, redirects too
-    ServerError        the server reported a failure inside a 200
+    ServerError        the server reported a failure inside a 2xx
     ProtocolError      neither events nor JSON, bad UTF-8, bad JSON, an event too large
     StreamInterrupted  the end before [DONE]: EOF, reset, an incomplete chunk, cut JSON
-    StreamTimeout      the server was silent for too long
+    StreamTimeout      nothing new came for too long
 
-    Anything else is a bug. The original is the __cause__. Messages are one line, for people: go by
-    class and attributes. Errors pickle and copy.
+    Anything else comes from your callback or file, or is a bug. The original is the __cause__.
+    Messages are one line, for people: go by class and attributes. Errors pickle and copy.
     """
 
-    partial: dict[str, Any] | None = None  # a result, of what had arrived
+    partial: dict[str, Any] | None = None  # the result of what had arrived
     url: str = ""  # what was asked
     request_id: str | None = None  # x-request-id or request-id, which the server's support asks for
 
@@ -113,14 +108,14 @@ class HTTPStatusError(ChatStreamError):
 
 
 class ServerError(ChatStreamError):
-    error: Any = None  # as sent: mostly a dict or a text
+    error: Any = None  # as sent: usually a dict or a string
 
 
 class ProtocolError(ChatStreamError, ValueError): ...
 
 
 class StreamInterrupted(ChatStreamError, ConnectionError):
-    tail: bytes = b""  # what could not be parsed any more, at most MAX_BODY_BYTES of it
+    tail: bytes = b""  # what was left unparsed, at most MAX_BODY_BYTES of it
 
 
 class StreamTimeout(ChatStreamError, TimeoutError):
@@ -141,7 +136,7 @@ def chat_stream(
     base: https://host/v1, as people paste it.
     key: sent as Authorization: Bearer; None or "" sends none.
     on_delta: called with each Delta as soon as it is complete; what it raises passes through.
-    first_byte_timeout: seconds that any wait may take until the response headers are in.
+    first_byte_timeout: seconds that any single wait may take before the response headers are in.
     idle_timeout: seconds without a byte after that.
     stall_timeout: seconds without a data event, while comments or fragments keep coming.
     require_done: False takes EOF or silence for the end once each choice has its finish_reason.
@@ -152,11 +147,9 @@ def chat_stream(
 
     Returns a dict: choice 0's content, reasoning, refusal, tool_calls, finish, message; "choices"
     by index; usage, id, model, request_id, streamed; timing in seconds.
-    Raises TypeError or ValueError before any I/O if an argument is wrong, else ChatStreamError.
+    Raises TypeError or ValueError before any I/O for a bad argument, ChatStreamError after that.
     """
     call = _Call(locals())  # must come first: the arguments, by name
-    if on_delta is not None and not callable(on_delta):
-        raise TypeError(f"on_delta must be callable, not {on_delta!r}")
     with contextlib.closing(call.deltas()) as deltas:
         for delta in deltas:
             if on_delta is not None:
@@ -172,8 +165,8 @@ def chat_deltas(
 ) -> Generator[Delta, None, dict[str, Any]]:  # fmt: skip
     """Yield the Deltas of a chat completion and return, as generators do, its result.
 
-    Arguments, result and errors are those of chat_stream. The arguments are checked now, the
-    request is sent at the first next(), and close() closes the connection at once.
+    Arguments, result and errors are those of chat_stream. The arguments are checked at the call,
+    the request is sent at the first next(), and close() closes the connection at once.
     """
     return _Call(locals()).deltas()
 
@@ -231,9 +224,10 @@ def sse_events(
                 retry = int(text)
         if held:
             _limited(len(held))
-    fields = [f"event: {event}\n"] * bool(event) + [f"data: {value}\n" for value in data]
-    if ignored is not None and (fields or held):
-        ignored("".join(fields).encode() + bytes(held))
+    tail = [f"event: {event}\n"] if event else []
+    tail += [f"data: {value}\n" for value in data]
+    if ignored is not None and (tail or held):
+        ignored("".join(tail).encode() + held)
 
 
 def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[[Delta], None]:
@@ -241,8 +235,7 @@ def typewriter(out: TextIO | None = None, cps: float | None = None) -> Callable[
 
     out: a text file, by default standard output; what it cannot encode is replaced.
     cps: characters a second, so that bursts on the network do not show; None writes at once.
-
-    Raises ValueError if cps is not more than 0.
+        Raises ValueError if it is not more than 0.
     """
     if cps is not None and not cps > 0:
         raise ValueError(f"cps must be more than 0, not {cps}")
@@ -265,42 +258,37 @@ class _Call(web.HTTPHandler):
     """One call, from what was asked to its chunks. It is urllib's handler, so as to keep the
     socket, whose timeout changes (beware: urllib calls methods named *_open and *_request)."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, asked: dict[str, Any]) -> None:
         super().__init__()
-        self.asked = asked = SimpleNamespace(**arguments)
-        for name in ("first_byte_timeout", "idle_timeout", "stall_timeout"):
-            if not arguments[name] > 0:
-                raise ValueError(f"{name} must be more than 0 seconds, not {arguments[name]}")
-            setattr(asked, name, min(float(arguments[name]), MAX_TIMEOUT))
-        if not isinstance(asked.retries, int) or asked.retries < 0:
-            raise ValueError(f"retries must be a whole number from 0, not {asked.retries!r}")
-        if not isinstance(asked.context, (ssl.SSLContext, type(None))):
-            raise TypeError(f"context must be an ssl.SSLContext, not {asked.context!r}")
-        record = io.BytesIO() if asked.record is None else asked.record
-        if hasattr(record, "encoding") or not hasattr(record, "write"):
-            raise TypeError(f"record must be a binary file, not {asked.record!r}")
-        self.body = _body(asked.payload)
-        self.url, self.where = _endpoint(asked.base)
-        self.headers = headers = _headers(str.strip(asked.key or ""), dict(asked.headers or {}))
-        named = filter(re.compile("(?i)auth|cookie|cred|key|secret|token").search, headers)
-        secrets = {word for name in named for word in re.findall(_SECRET, headers[name])}
-        # A short one ("none") may be a part of other words; of a long one a message may hold a part.
-        words = [r"(?<!\w)%s(?!\w)" if len(word) < 8 else r"%s[^\s'\",;]*" for word in secrets]
-        self.secret = "|".join(w % re.escape(s[:8]) for w, s in zip(words, secrets)) or "(?!)"
+        self.asked, on_delta, record = asked, asked.get("on_delta"), asked["record"]
+        timeouts = ("first_byte_timeout", "idle_timeout", "stall_timeout")
+        good = {name: asked[name] > 0 for name in timeouts}
+        good["retries"] = isinstance(asked["retries"], int) and asked["retries"] >= 0
+        good["context"] = isinstance(asked["context"], (ssl.SSLContext, type(None)))
+        good["on_delta"] = on_delta is None or callable(on_delta)
+        is_binary = hasattr(record, "write") and not hasattr(record, "encoding")
+        good["record"] = record is None or is_binary
+        for name, is_good in good.items():
+            if not is_good:
+                raise ValueError(f"{name} cannot be {asked[name]!r}")
+        asked.update({name: float(min(asked[name], MAX_TIMEOUT)) for name in timeouts})
+        self.body = _body(asked["payload"])
+        self.url, self.where = _endpoint(asked["base"])
+        key, extra = str.strip(asked["key"] or ""), dict(asked["headers"] or {})
+        self.headers, self.secret = _headers(key, extra)
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
-        self.streamed = True
-        self.done = self.ended = self.stalled = False  # [DONE] came; no more reads; stall_timeout
-        self.failure: Any = None  # what ended the reads, where it was no EOF and no stall
-        self.stray, self.tail = "", b""  # the last odd payload; what is left unparsed
+        self.streamed, self.done = True, False  # no JSON completion; its own end came
+        self.end: Any = None  # set after the last read: the error to raise if no [DONE] came
+        self.last, self.tail = "", b""  # the last payload or odd line; what is left unparsed
         self.result: dict[str, Any] = {}
 
     def deltas(self) -> Generator[Delta, None, dict[str, Any]]:
-        """Bytes, events, chunks, deltas, result; and here errors get what they lack."""
+        """Bytes to events to chunks to deltas to result; and errors are completed here."""
         self.start, answer, error = time.monotonic(), _Answer(), None
         try:
             with self.connect():
                 yield from answer.deltas(self.chunks())
-            self.check_end(answer)
+            self.check_end(answer.finish)
         except ChatStreamError as caught:
             error = caught
         for where in list(answer.halves):
@@ -309,37 +297,40 @@ class _Call(web.HTTPHandler):
         _log.debug("%s%s", type(error).__name__ if error else "complete", self.where)
         if error is None:
             return self.result
+        hide = self.secret.sub
         cause: Any = error.__cause__ or error  # http.client's may quote what was sent back
-        cause.args = [re.sub(self.secret, "***", a) if type(a) is str else a for a in cause.args]
-        text = re.sub(self.secret, "***", str(error))
-        text = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)  # a line, encodable
+        cause.args = [hide("***", each) if type(each) is str else each for each in cause.args]
+        # One line, and encodable.
+        text = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", hide("***", str(error)))
         error.args = (text[: MAX_MESSAGE_CHARS - len(self.where)] + self.where,)
         error.partial, error.url, error.request_id = self.result, self.url, self.request_id
         raise error
 
     def connect(self) -> Any:
-        """Send the request, and again where that is allowed; return a 2xx response."""
-        body, tries = self.body, 0
+        """Send the request, again where that is allowed; return a 2xx response."""
+        tries, body, retries = 0, self.body, self.asked["retries"]
         while True:
             try:
                 return self._send(body)
             except (ConnectError, HTTPStatusError) as error:
-                status = getattr(error, "status", 503)  # no connection is as good as a 503
-                refused = status in (400, 422) and "stream_options" in getattr(error, "body", "")
-                if refused and body is self.body and "stream_options" not in self.asked.payload:
+                # No connection counts as a 503.
+                said = error if isinstance(error, HTTPStatusError) else HTTPStatusError(status=503)
+                refused = said.status in (400, 422) and "stream_options" in said.body
+                if refused and body is self.body and "stream_options" not in self.asked["payload"]:
                     body = _body({**json.loads(body), "stream_options": None})
                     continue
-                if tries >= self.asked.retries or not (status >= 500 or status in (408, 409, 429)):
+                if tries == retries or not (said.status >= 500 or said.status in (408, 409, 429)):
                     raise
-                wait = getattr(error, "retry_after", None)
                 backoff = 0.5 * 2 ** min(tries, 9) * random.uniform(0.75, 1.25)
+                wait = backoff if said.retry_after is None else said.retry_after
                 tries += 1
-                _log.warning("retry %d of %d%s", tries, self.asked.retries, self.where)
-                time.sleep(min(backoff if wait is None else wait, MAX_RETRY_WAIT))
+                _log.warning("retry %d of %d%s", tries, retries, self.where)
+                time.sleep(min(wait, MAX_RETRY_WAIT))
 
     def _send(self, body: bytes) -> Any:
         request = web.Request(self.url, body, self.headers, method="POST")
-        host, self.request_id = request.host, None
+        # The host becomes that of the proxy, if there is one.
+        host, limit, self.request_id = request.host, self.asked["first_byte_timeout"], None
         # No handler for redirects, which would take the key along, and none for error statuses.
         opener = web.OpenerDirector()
         near = re.match(r"(?i)(.+\.)?localhost(:|$)|127(\.\d+){3}(:|$)|\[::1\]", host)
@@ -347,15 +338,15 @@ class _Call(web.HTTPHandler):
             opener.add_handler(handler)
         _log.debug("POST%s", self.where)
         try:
-            self.reply = reply = opener.open(request, timeout=self.asked.first_byte_timeout)
+            self.reply = reply = opener.open(request, timeout=limit)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what fails in sending
-            text = "no response" + f" from the proxy {request.host}" * (request.host != host)
+            proxy = "" if request.host == host else f" from the proxy {request.host}"
             if isinstance(reason, socket.timeout) and not reason.errno:  # TCP's own has one
-                text += f" in {self.asked.first_byte_timeout:g} s; raise first_byte_timeout?"
+                text = f"no response{proxy} in {limit:g} s; raise first_byte_timeout?"
                 raise StreamTimeout(text, phase="first byte") from error
-            remedy = "does the server run there? is its certificate one to trust (see context)?"
-            raise ConnectError(f"{text}: {reason!r}; {remedy}") from error
+            remedy = "does the server run there? is its certificate trusted (see context)?"
+            raise ConnectError(f"no response{proxy}: {reason!r}; {remedy}") from error
         self.timing.update(first_byte=time.monotonic() - self.start, reads=0, max_gap=0.0)
         header = reply.headers.get
         self.request_id = header("x-request-id") or header("request-id") or None
@@ -372,25 +363,26 @@ class _Call(web.HTTPHandler):
 
         kind = getattr(http.client, f"{request.type.upper()}Connection")
         connection: Any = type("_Connection", (kind,), {"response_class": response})
-        options = {"context": self.asked.context} if request.type == "https" else {}
+        options = {"context": self.asked["context"]} if request.type == "https" else {}
         return self.do_open(connection, request, **options)
 
     https_open, https_request = http_open, web.HTTPHandler.http_request  # adds Host
 
     def _status_error(self) -> HTTPStatusError:
-        """The error for a status; it stands also where its body stalls or is cut."""
+        """The error for a bad status, also where its body stalls or is cut."""
         status, header, body = self.reply.status, self.reply.headers.get, bytearray()
         with contextlib.suppress(ProtocolError):
-            for read in self.received(self.asked.idle_timeout):  # the whole may take no longer
+            for read in self.received(self.asked["idle_timeout"]):  # the whole may take no longer
                 body += read
                 if len(body) > MAX_BODY_BYTES:
                     break
         page = body[:MAX_BODY_BYTES].decode("utf-8-sig", "replace")
         text = f"HTTP {status} {self.reply.reason}: {_words(_loaded(page, page)) or 'no words'}"
-        text += "; check the key" * (status in (401, 403))
-        text += "; check the model, and the base: most end in /v1" * (status in (404, 405))
-        target = header("Location", "another")
-        text += f"; no redirect is followed: should {target} be the base?" * (status // 100 == 3)
+        if status // 100 == 3:
+            target = header("Location", "another")
+            text += f"; no redirect is followed: should {target} be the base?"
+        elif status in (401, 403, 404, 405):
+            text += "; check the key, check the model, check the base: most end in /v1"
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
@@ -398,8 +390,8 @@ class _Call(web.HTTPHandler):
         return HTTPStatusError(text, status=status, body=page, retry_after=seconds)
 
     def chunks(self) -> Iterator[Any]:
-        """Yield the JSON values of the body; at the end, .done says whether [DONE] was there."""
-        head, received = b"", self.received(self.asked.stall_timeout)
+        """Yield the JSON values of the body; at last, .done says whether its own end was seen."""
+        head, received = b"", self.received(self.asked["stall_timeout"])
         for read in received:
             head = (head + read).lstrip(b"\xef\xbb\xbf \t\r\n")  # a BOM, blank lines
             if re.search(rb"\A[{[<]|[:\r\n]|.{64}", head):
@@ -410,37 +402,38 @@ class _Call(web.HTTPHandler):
             yield from self._completion(reads)
         elif "event-stream" in kind.lower() or re.match(rb"[a-z_]*:|\Z", head):
             yield from self._event_chunks(sse_events(reads, self.see_ignored))
-            with contextlib.suppress(ProtocolError):
-                # The unterminated tail, read as if whole: an error explains the end, [DONE] is it.
-                left = list(self._event_chunks(sse_events([self.tail + b"\n\n"])))
-                yield from left if self.done else ()
+            yield from self._tail_chunks()
         else:
             remedy = "neither events nor JSON; check the base: most end in /v1"
             raise ProtocolError(f"{kind}, beginning {_quoted(head)}: {remedy}")
 
     def _event_chunks(self, events: Iterable[Event]) -> Iterator[Any]:
-        """The JSON values of events; what a chunk brings is taken before its error is raised."""
-        for event in events:
-            self.silence, data, at = 0.0, event.data, 0
-            if event.event == "error":
-                reported = _loaded(data, data)
-                yield reported
+        for name, data, _, _ in events:
+            self.silence, at = 0.0, 0
+            if name == "error":  # whatever it holds; where it has a known form, that is told first
+                yield (reported := _loaded(data, data))
                 raise ServerError(f"an error event: {_words(reported)}", error=reported)
-            suspect = '"error"' in data
             while at < len(data):
-                if data[at] != "{" and (other := _NO_JSON.match(data, at)):
+                if data[at] != "{" and (other := _NOT_JSON.match(data, at)):
                     self.done, at = bool(other[1]), other.end()
                     continue
                 try:
                     chunk, at = _raw_decode(data, at)
                 except (ValueError, RecursionError) as error:
                     raise ProtocolError(f"not JSON: {_quoted(data[at:])}") from error
+                self.last = data
                 yield chunk
-                if suspect or type(chunk) is not dict or not chunk.get("choices"):
-                    self.stray = data
-                    _check_reported(chunk)
             if self.done:
                 return
+
+    def _tail_chunks(self) -> list[Any]:
+        """The unterminated tail, read as if whole: an error explains the end, [DONE] is it."""
+        chunks = []
+        with contextlib.suppress(ProtocolError):
+            for chunk in self._event_chunks(sse_events([self.tail + b"\n\n"])):
+                _check_reported(chunk)
+                chunks.append(chunk)
+        return chunks if self.done else []
 
     def _completion(self, reads: Iterable[bytes]) -> Iterator[Any]:
         """The JSON value that came in place of events: a completion, or else an error."""
@@ -453,26 +446,24 @@ class _Call(web.HTTPHandler):
             chunk, _ = _raw_decode(self.tail.decode())
         except (ValueError, RecursionError) as error:
             bare = re.sub(rb'"[^"]*"?', b"", re.sub(rb"(?s)\\.", b"", self.tail))
-            opened, closed = (len(re.findall(each, bare)) for each in (rb"[{[]", rb"[]}]"))
-            if opened > closed:
+            if len(re.findall(rb"[{[]", bare)) > len(re.findall(rb"[]}]", bare)):
                 return  # it is cut, not malformed
             raise ProtocolError(f"not JSON, {error}: {_quoted(self.tail)}") from error
         yield chunk
-        _check_reported(chunk)
         choices = [each for part in _dicts(chunk) for each in _dicts(part.get("choices"))]
         self.done = any(choice.get("message") for choice in choices)
-        if not self.done:
+        if not self.done:  # a chunk alone is no answer either
             raise ProtocolError(f"JSON, neither a completion nor an error: {_quoted(self.tail)}")
 
     def see_ignored(self, line: bytes) -> None:
-        """A line that is no event may be an error, or, behind the last read, the tail."""
+        """A line that is in no event may be an error or, after the last read, the tail."""
         text = line.decode("utf-8", "replace")
         field, _, value = text.partition(":")
         _check_reported({"error": _loaded(value, value)} if field == "error" else _loaded(text))
-        self.stray, self.tail = (self.stray, line) if self.ended else (text, b"")
+        self.last, self.tail = (self.last, line) if self.end else (text, b"")
 
     def received(self, stall_timeout: float) -> Iterator[bytes]:
-        """Yield the body as it comes; gzip, labelled or not, is inflated, a bounded piece each."""
+        """Yield the body as it comes; gzip, labelled or not, is inflated."""
         encoding = self.reply.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
             raise ProtocolError(f"the body has an encoding that was not asked for: {encoding}")
@@ -482,67 +473,68 @@ class _Call(web.HTTPHandler):
         if not head.startswith(b"\x1f"):  # the first byte of gzip, and of no text
             yield from reads
             return
-        for read in reads:
-            piece = b""
-            while read or (len(piece) == READ_BYTES and not member.eof):
+        # One byte may inflate to a thousand: feed it a few at a time.
+        for piece in (read[at : at + 64] for read in reads for at in range(0, len(read), 64)):
+            while piece := piece.lstrip(b"\0") if member.eof else piece:  # zeros may pad it
                 member = zlib.decompressobj(31) if member.eof else member
                 try:
-                    piece = member.decompress(read, READ_BYTES)
+                    yield member.decompress(piece)
                 except zlib.error as error:
                     raise ProtocolError(f"the gzip body is damaged: {error}") from error
-                yield piece
-                read = member.unused_data.lstrip(b"\0") or member.unconsumed_tail
-        if not member.eof:
-            self.failure = self.failure or EOFError("the gzip body is cut off")
+                piece = member.unused_data
+        if not (member.eof or self.end.__cause__):
+            self.end = StreamInterrupted("the gzip body is cut off")
+            self.end.__cause__ = EOFError()
 
     def _raw_reads(self, stall_timeout: float) -> Iterator[bytes]:
-        """Yield what each read1 brings; at the end, .stalled and .failure tell why it came."""
+        """Yield what each read1 brings; then set .end to the error that this is without [DONE]."""
         read1, monotonic, timing = self.reply.read1, time.monotonic, self.timing
-        record, read = self.asked.record, b"the first"
-        self.failure, self.ended, self.stalled = None, False, False
-        self.silence = 0.0  # seconds in reads since the last data event
-        self.sock.settimeout(min(self.asked.idle_timeout, stall_timeout))
+        record, idle_timeout = self.asked["record"], self.asked["idle_timeout"]
+        self.sock.settimeout(min(idle_timeout, stall_timeout))
+        self.end, self.silence = None, 0.0  # seconds in reads since the last data event
+        read, cause = b"not the end", None
         while read and self.silence <= stall_timeout:
             start = monotonic()
             try:
                 read = read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
-                read, self.failure = b"", error
+                read, cause = b"", error
             gap = monotonic() - start
             self.silence += gap
             timing["reads"] += 1
-            if gap > timing["max_gap"]:
-                timing.update(max_gap=gap)
+            timing["max_gap"] = max(gap, timing["max_gap"])
             if read and record is not None:
                 record.write(read)
             yield read
-        self.ended, self.stalled = True, bool(read)
-        if not read and self.reply.length:  # read1 ends a short body like a whole one
-            self.failure = self.failure or http.client.IncompleteRead(b"", self.reply.length)
+        if not (read or cause) and self.reply.length:  # read1 does not tell
+            cause = http.client.IncompleteRead(b"", self.reply.length)
+        if read or (isinstance(cause, socket.timeout) and not cause.errno):
+            phase = "stall" if read or stall_timeout < idle_timeout else "idle"
+            text = f"nothing new in {self.asked[phase + '_timeout']:g} s (raise {phase}_timeout?)"
+            self.end, cause = StreamTimeout(text, phase=phase), cause or TimeoutError()
+        else:
+            what = f"the connection broke: {cause!r}" if cause else "the stream ended before [DONE]"
+            self.end = StreamInterrupted(what)
+        self.end.__cause__ = cause
 
-    def check_end(self, answer: _Answer) -> None:
+    def check_end(self, finish: dict[int, Any]) -> None:
         """Decide whether an answer is whole; raise what cut it short."""
-        asked, failure = self.asked, self.failure
-        silent = self.stalled or (isinstance(failure, socket.timeout) and not failure.errno)
-        finished = bool(answer.finish) and all(answer.finish.values())
-        quiet = silent or not failure  # no accident: so ends a server that knows no [DONE]
-        if (self.done and answer.finish) or (finished and quiet and not asked.require_done):
+        end = StreamInterrupted("[DONE] came before any choice") if self.done else self.end
+        finished = bool(finish) and all(finish.values())
+        quiet = isinstance(end, StreamTimeout) or not end.__cause__
+        if finish and (self.done or (finished and quiet and not self.asked["require_done"])):
             return
-        text = "a finish_reason is missing" if answer.finish else "the stream was empty"
+        text = f"no choice had come, only {_quoted(self.last)}" if self.last else "it was empty"
         if finished:
-            text = "each finish_reason had come" + "; pass require_done=False?" * quiet
-        elif self.stray and not answer.finish:
-            text = f"no choice had come, only {_quoted(self.stray)}"
-        text += f"; it broke off in {_quoted(self.tail)}" * bool(self.tail)
-        if silent:
-            phase = "stall" if self.stalled or asked.stall_timeout < asked.idle_timeout else "idle"
-            limit = getattr(asked, f"{phase}_timeout")
-            what = "byte" if phase == "idle" else "event"
-            text = f"no {what} in {limit:g} s; raise {phase}_timeout? {text}"
-            raise StreamTimeout(text, phase=phase) from failure
-        what = "[DONE] came before any choice" if self.done else "the stream ended before [DONE]"
-        what = f"the connection broke: {failure!r}" if failure else what
-        raise StreamInterrupted(f"{what}; {text}", tail=self.tail[:MAX_BODY_BYTES]) from failure
+            text = "each finish_reason had come" + ("; pass require_done=False?" if quiet else "")
+        elif finish:
+            text = "a finish_reason is missing"
+        if self.tail:
+            text += f"; it broke off in {_quoted(self.tail)}"
+        end.args = (f"{end}; {text}",)
+        if isinstance(end, StreamInterrupted):
+            end.tail = self.tail[:MAX_BODY_BYTES]
+        raise end
 
 
 def _body(payload: Mapping[str, Any]) -> bytes:
@@ -552,7 +544,7 @@ def _body(payload: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(body, allow_nan=False).encode()
     except RecursionError as error:
-        raise ValueError("payload nests too deep for JSON") from error
+        raise ValueError("payload is nested too deeply for JSON") from error
 
 
 def _endpoint(base: str) -> tuple[str, str]:
@@ -570,11 +562,11 @@ def _endpoint(base: str) -> tuple[str, str]:
     path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     path, query = (quote(part, safe="/?:@!$&'()*+,;=~%") for part in (path, parts.query))
     where = f" [{parts.scheme}://{parts.hostname[:255]}:{port}{path[:300]}]"
-    return f"{parts.scheme}://{netloc}{path}" + f"?{query}" * bool(query), where
+    return urlunsplit((parts.scheme, netloc, path, query, "")), where
 
 
-def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """The request's headers, named in title case, as urllib sends them."""
+def _headers(key: str, extra: Mapping[str, str]) -> tuple[dict[str, str], re.Pattern[str]]:
+    """The request's headers, title-cased as urllib sends them, and a pattern for their secrets."""
     headers = {"Accept": "text/event-stream, application/json", "Accept-Encoding": "identity"}
     headers["Content-Type"] = "application/json"
     headers["User-Agent"] = f"chat_stream/{__version__}"  # CDNs refuse Python-urllib: "1010"
@@ -582,12 +574,18 @@ def _headers(key: str, extra: Mapping[str, str]) -> dict[str, str]:
     headers.update({str.title(name): value for name, value in extra.items()})
     for item in headers.items():
         if not re.fullmatch(r"(?a)[\w!#$%&'*+.^`|~-]+\n[\x20-\x7e\xa0-\xff]*", "\n".join(item)):
-            raise ValueError(f"key or header {item[0]!r} cannot be sent: a line end? no latin-1?")
-    return headers
+            raise ValueError(f"key or header {item[0]!r} cannot be sent: a line end? not latin-1?")
+    named = filter(re.compile("(?i)auth|cookie|cred|key|secret|token").search, headers)
+    last = r"[^\s;=]+(?==*\s*(?:;|$))"  # word of a header, or of each cookie in it
+    words = [key, *(word for name in named for word in re.findall(last, headers[name]))]
+    # A short one ("none") may be a part of other words; of a long one a message may hold a part.
+    short, long = r"(?<!\w)%s(?!\w)", r"%s[^\s'\",;]*"
+    forms = [(short if len(word) < 8 else long) % re.escape(word[:8]) for word in words if word]
+    return headers, re.compile("|".join(forms) or "(?!)")  # which matches nothing
 
 
 def _check_reported(value: Any) -> None:
-    """Raise the error that a chunk reports, judged by value: "error": null is everyday."""
+    """Raise the error that a chunk reports, judged by value: "error": null is common."""
     for chunk in _dicts(value):
         choices = _dicts(chunk.get("choices"))
         bare = not choices and any(map(chunk.get, ("message", "detail", "error_message")))
@@ -603,12 +601,12 @@ class _Answer:
 
     def __init__(self) -> None:
         self.texts: dict[tuple[str, int, int], io.StringIO] = defaultdict(io.StringIO)
-        self.halves: dict[tuple[str, int, int], Any] = defaultdict(lambda: _Joiner("replace"))
+        self.halves: dict[tuple[str, int, int], str] = {}  # high surrogates, kept back
         self.finish: dict[int, Any] = {}  # by choice
         self.ids: dict[int, dict[int, str]] = defaultdict(dict)  # of tool calls, by choice and key
         self.keys: dict[int, dict[Any, Any]] = defaultdict(dict)  # by choice, and (index, id)
         self.had_delta, self.legacy = set[int](), set[int]()  # choices with deltas, function_call
-        self.seen: dict[str, Any] = {"usage": None, "choices": {}, "id": "", "model": ""}
+        self.seen: dict[str, Any] = {"usage": None, "id": "", "model": ""}
         self.first_delta: float | None = None  # when it came
 
     def deltas(self, chunks: Iterable[Any]) -> Iterator[Delta]:
@@ -617,20 +615,21 @@ class _Answer:
             try:  # the common chunk, one piece of content and no more, on the shortest path
                 (choice,) = chunk["choices"]
                 ((name, text),) = choice["delta"].items()
-                index, get = choice["index"], chunk.get
-                more = choice["finish_reason"] or get("usage") or choice.get("usage") or self.halves
-                new = (not seen["id"] and get("id")) or (not seen["model"] and get("model"))
-                known = type(index) is int and index in had and not new
+                index, more, extra = choice["index"], chunk.get, choice.get
+                known = type(index) is int and index in had and not choice["finish_reason"]
+                other = more("usage") or more("error") or extra("usage") or extra("error")
+                new = (not seen["id"] and more("id")) or (not seen["model"] and more("model"))
                 # A lone half of a surrogate pair cannot be encoded, and goes the longer way.
-                common = name == "content" and known and not more and text.encode()
+                common = name == "content" and known and not (other or new) and text.encode()
             except (AttributeError, KeyError, TypeError, ValueError):
                 common = False
-            if common:
+            if common and not self.halves:
                 self.texts["content", index, 0].write(text)
                 yield _new_tuple(Delta, ("content", text, index, 0))
             else:
                 for part in _dicts(chunk):
                     yield from self._part(part)
+                _check_reported(chunk)
 
     def _part(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         for name in ("id", "model"):
@@ -651,8 +650,8 @@ class _Answer:
     def _delta(self, choice: int, delta: Any) -> Iterator[Delta]:
         get = (delta if isinstance(delta, dict) else {}).get
         reasoning = get("reasoning_content") or get("reasoning") or get("reasoning_details")
-        texts = [*_texts("reasoning", reasoning), *_texts("content", get("content"))]
-        for kind, text in [*texts, *_texts("refusal", get("refusal"))]:
+        said = {"reasoning": reasoning, "content": get("content"), "refusal": get("refusal")}
+        for kind, text in [each for item in said.items() for each in _texts(*item)]:
             yield from self.put((kind, choice, 0), text)
         calls = _dicts(get("tool_calls"))
         if not calls and get("function_call"):
@@ -660,24 +659,23 @@ class _Answer:
             self.legacy.add(choice)
         for call in calls:
             function = next(iter(_dicts(call.get("function"))), {})
-            name, arguments = str(function.get("name") or ""), function.get("arguments")
-            name, id_ = "" if name == "null" else name, str(call.get("id") or "")
-            if not (name or id_) and arguments in (None, ""):
-                continue
-            key = self._key(choice, _number(call.get("index")), id_, name)
-            if name != self.texts["tool_name", choice, key].getvalue():
-                yield from self.put(("tool_name", choice, key), name)
-            if not isinstance(arguments, (str, type(None))):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            yield from self.put(("tool_arguments", choice, key), arguments or "")
+            name, id_, arguments = function.get("name"), call.get("id"), function.get("arguments")
+            name, id_ = "" if name == "null" else str(name or ""), str(id_ or "")
+            if not isinstance(arguments, str):
+                arguments = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+            if name or id_ or arguments:
+                key = self._key(choice, _number(call.get("index")), id_, name)
+                again = name == self.texts["tool_name", choice, key].getvalue()
+                yield from self.put(("tool_name", choice, key), "" if again else name)
+                yield from self.put(("tool_arguments", choice, key), arguments)
 
     def _key(self, choice: int, index: int | None, id_: str, name: str) -> int:
-        """The key of a piece's call: that of a known id, else the last of its index, or of all. A
-        name begins another with a new id or, without an index, once arguments have begun."""
+        """The key of the call that a piece belongs to: the one with its id, else the latest of its
+        index, else the latest. A name starts a new call if its id is new or, without an index, once
+        arguments began."""
         ids, keys = self.ids[choice], self.keys[choice]
-        by_id = keys.get((index, id_)) if id_ else None
-        key = keys.get((index, "")) if by_id is None else by_id
-        if key is not None and by_id is None and name:
+        key = keys.get((index, id_), keys.get((index, "")))
+        if name and key is not None and not (id_ and (index, id_) in keys):
             begun = self.texts["tool_arguments", choice, key].tell()
             taken = ids[key] or (begun and self.texts["tool_name", choice, key].tell())
             key = None if (id_ and taken) or (begun and index is None) else key
@@ -688,13 +686,12 @@ class _Answer:
         return key
 
     def put(self, where: tuple[str, int, int], piece: str, last: bool = False) -> Iterator[Delta]:
-        """Add a piece to a text; the first half of a surrogate pair waits for the other one."""
-        if where in self.halves or re.search("[\ud800-\udfff]", piece):
-            joiner = self.halves[where]
-            piece = joiner.decode(piece.encode("utf-16-le", "surrogatepass"), last)
-            if not joiner.getstate()[0]:  # no half waits
-                del self.halves[where]
+        """Add a piece to a text; the high half of a surrogate pair waits for the low one."""
+        piece = self.halves.pop(where, "") + piece
+        if "\ud800" <= piece[-1:] <= "\udbff" and not last:
+            self.halves[where], piece = piece[-1], piece[:-1]
         if piece:
+            piece = piece.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             self.first_delta = self.first_delta or time.monotonic()
             self.texts[where].write(piece)
             yield Delta(where[0], piece, *where[1:])
@@ -707,15 +704,16 @@ class _Answer:
         return {**(choices.get(0) or self._choice(0)), **self.seen, "choices": choices, **known}
 
     def _choice(self, index: int) -> dict[str, Any]:
-        kinds = ("content", "reasoning", "refusal")
-        said: dict[str, Any] = {kind: self.texts[kind, index, 0].getvalue() for kind in kinds}
+        def text(kind: str, call: int = 0) -> str:
+            return self.texts[kind, index, call].getvalue()
+
+        said: dict[str, Any] = {kind: text(kind) for kind in ("content", "reasoning", "refusal")}
         calls, sent = {}, []
         for key, id_ in sorted(self.ids[index].items()):
-            name = self.texts["tool_name", index, key].getvalue()
-            text = self.texts["tool_arguments", index, key].getvalue()
-            value = _loaded(text if text.strip() else "{}")
-            calls[key] = {"id": id_, "name": name, "arguments": value, "arguments_text": text}
-            function = {"name": name, "arguments": text}
+            name, arguments = text("tool_name", key), text("tool_arguments", key)
+            value = _loaded(arguments if arguments.strip() else "{}")
+            calls[key] = {"id": id_, "name": name, "arguments": value, "arguments_text": arguments}
+            function = {"name": name, "arguments": arguments}
             sent.append({"id": id_, "type": "function", "function": function})
         message = {"role": "assistant", "content": said["content"] or (None if sent else "")}
         if said["refusal"]:
@@ -758,14 +756,14 @@ def _number(value: Any) -> int | None:
 
 
 def _loaded(text: str, other: Any = None) -> Any:
-    """The text as JSON; the other where it is none."""
+    """The value of a JSON text; other where it is none."""
     with contextlib.suppress(RecursionError, ValueError):
         return json.loads(text)
     return other
 
 
 def _words(value: Any, depth: int = 8) -> str:
-    """All that an error says, in whatever shape, what is meant for people first."""
+    """All that an error says, in whatever shape, the part for people first."""
     if isinstance(value, dict):
         first = ("error", "message", "detail", "msg")
         value = [value[name] for name in sorted(value, key=lambda name: name not in first)]

@@ -1344,6 +1344,21 @@ def test_body_that_is_no_answer_is_an_error(serve, content_type, body, error_cla
     check_failed(outcome, error_class, *words, content="", choices={})
 
 
+LINES = b"".join(json.dumps(chunk(*said)).encode() + b"\n" for said in [("a",), ("b", "stop")])
+
+
+@cases(
+    "content_type, body",
+    {
+        "a whole answer": (JSON, json.dumps(chunk("a", "stop")).encode()),
+        "lines": ("application/x-ndjson", LINES),
+        "lines as events": ("text/event-stream", LINES),
+    },
+)
+def test_chunk_that_is_no_event_is_no_answer(serve, content_type, body):
+    check_failed(ask(serve([head(200, content_type), body])), Protocol, "neither", content="a")
+
+
 def test_web_page_in_place_of_an_answer_hints_at_a_missing_v1(serve):
     server = serve([head(200, "text/html"), HTML])
     outcome = ask(server, base=f"http://127.0.0.1:{server.port}")  # without /v1
@@ -2507,6 +2522,7 @@ FIELD = b'{"detail": [{"type": "missing", "loc": ["body", "messages"], "msg": "F
         "JSON as events": (400, "text/event-stream", b'{"error": "mislabelled"}', ["mislabelled"]),
         "not ASCII": (400, JSON, '{"error": "额度不足"}'.encode(), ["额度不足"]),
         "plain text": (403, "text/plain", b"error code: 1010\n", ["error code: 1010"]),
+        "not HTML": (400, "text/plain", b"n > 0 and < 9, or > 20", ["> 0 and < 9, or > 20"]),
         "no type": (403, None, b"error code: 1010", ["error code: 1010"]),
         "HTML": (502, "text/html", PAGE, ["502 Bad Gateway", "Try & wait"]),
         "bad UTF-8": (500, "text/plain", b"caf\xe9 closed", ["closed"]),
