@@ -20,6 +20,7 @@ import ast
 import collections
 import contextlib
 import copy
+import decimal
 import email.utils
 import functools
 import gzip
@@ -1062,6 +1063,7 @@ WRONG_ARGUMENTS = {
     "retries a text": ({"retries": "2"}, [], []),
     "retries None": ({"retries": None}, [], []),
     "on_delta no callable": ({"on_delta": "print"}, [], []),
+    "on_delta empty": ({"on_delta": ""}, ["on_delta"], []),
     "record without write": ({"record": "answer.sse"}, [], []),
     "record empty": ({"record": ""}, ["record"], []),
     "record False": ({"record": False}, ["record"], []),
@@ -1404,6 +1406,7 @@ HALVES = [gzip.compress(EVENTS[:50]), gzip.compress(EVENTS[50:])]
         "labelled identity": ({"content_encoding": "identity"}, ZIPPED),
         "labelled but plain": ({"content_encoding": "gzip"}, EVENTS),
         "two members": ({"content_encoding": "gzip"}, b"".join(HALVES)),
+        "two members, padded": ({"content_encoding": "gzip"}, bytes(512).join(HALVES)),
         "JSON": ({"content_type": JSON}, gzip.compress(WHOLE)),
     },
 )
@@ -1567,6 +1570,7 @@ REMEDY = "require_done=False"
         "comments": ([b": ping\n\n" * 3], {}, Interrupted, ["empty"], ""),
         "no data": ([b"id: 1\n\nevent: x\n\n"], {}, Interrupted, ["empty"], ""),
         "[DONE] alone": ([DONE], {}, Interrupted, ["empty", "before any choice"], ""),
+        "[DONE] alone, held": ([DONE[:-2], HOLD], SILENT, Interrupted, ["before any choice"], ""),
         "[DONE] alone, lax": ([DONE], LAX, Interrupted, ["empty"], ""),
         "comments, [DONE]": ([b": ping\n\n" + DONE], {}, Interrupted, ["empty"], ""),
         "odd payloads": (
@@ -1658,6 +1662,8 @@ def test_tail_is_bounded(serve):
         "a named event": b'event: error\ndata: {"message": "out of memory"}',
         "a bare line": b'{"error": {"message": "out of memory"}}',
         "a text": b'data: {"error": "out of memory"}',
+        "in a list": b'data: [{"error": {"message": "out of memory"}}]',
+        "before a line that is cut": b'data: {"error": "out of memory"}\ndata: {"cho',
     },
 )
 @cases("finish, options", {"strict": (None, {}), "finished and lax": ("stop", LAX)})
@@ -2864,6 +2870,7 @@ def test_timeout_before_the_connection_is_served_is_one_of_the_first_byte(mute_p
             },
         ),
         "infinity": (OK, dict.fromkeys(LIMITS, float("inf"))),
+        "decimals": (OK, dict.fromkeys(LIMITS, decimal.Decimal(5))),
         "a thousand years": (OK, dict.fromkeys(LIMITS, 3e10)),
         "whole numbers": (OK, dict.fromkeys(LIMITS, 5)),
     },
@@ -3583,6 +3590,13 @@ def padded(body, size):
         ),
         "gzip with padding behind": (
             [head(content_encoding="gzip"), gzip.compress(FINISHED) + bytes(9)],
+            LAX,
+        ),
+        "gzip with much padding behind, in pieces": (
+            [
+                head(content_encoding="gzip", transfer_encoding="chunked"),
+                *chunked([gzip.compress(FINISHED), bytes(1), bytes(500)]),
+            ],
             LAX,
         ),
         "a length that is used up, with a short stall": (
