@@ -277,7 +277,8 @@ class _Call(web.HTTPHandler):
         key, extra = str.strip(asked["key"] or ""), dict(asked["headers"] or {})
         self.headers, self.secret = _headers(key, extra)
         self.timing: dict[str, Any] = {"first_byte": None, "reads": 0, "max_gap": 0.0}
-        self.streamed, self.done = True, False  # no JSON completion; its own end came
+        self.streamed = True  # until one JSON value comes in place of events
+        self.done = False  # [DONE] came, or a whole JSON completion
         self.end: Any = None  # set after the last read: the error to raise if no [DONE] came
         self.last, self.tail = "", b""  # the last payload or odd line; what is left unparsed
         self.result: dict[str, Any] = {}
@@ -381,8 +382,10 @@ class _Call(web.HTTPHandler):
         if status // 100 == 3:
             target = header("Location", "another")
             text += f"; no redirect is followed: should {target} be the base?"
-        elif status in (401, 403, 404, 405):
-            text += "; check the key, check the model, check the base: most end in /v1"
+        elif status in (401, 403):
+            text += "; check the key"
+        elif status in (404, 405):
+            text += "; check the model, and the base: most end in /v1"
         after = header("Retry-After", "").strip()
         seconds = float(after) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", after) else None
         with contextlib.suppress(IndexError, OverflowError, TypeError, ValueError):
