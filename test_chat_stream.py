@@ -2942,6 +2942,7 @@ def test_connection_refused_is_a_connect_error(dead_port):
     assert f"127.0.0.1:{dead_port}" in str(error) and error.url.startswith("http://127.0.0.1:")
     assert isinstance(error.__cause__, OSError)
     assert error.partial["choices"] == {} and error.request_id is None
+    assert [error.partial["timing"][name] for name in ("first_byte", "reads")] == [None, 0]
 
 
 def test_host_that_does_not_exist_is_a_connect_error(proxies):
