@@ -2017,6 +2017,8 @@ HIGH, LOW, LOST = "\ud83d", "\ude00", "\ufffd"
         "in one delta": ([chunk("a" + HIGH + LOW)], [("content", "a😀")]),
         "in two": ([chunk("a" + HIGH), chunk(LOW + "b")], [("content", "a"), ("content", "😀b")]),
         "a delta each": ([chunk(HIGH), chunk(LOW)], [("content", "😀")]),
+        "of the first pair": ([chunk("\ud800"), chunk("\udc00")], [("content", "\U00010000")]),
+        "of the last pair": ([chunk("\udbff"), chunk("\udfff")], [("content", "\U0010ffff")]),
         "nothing between": ([chunk(HIGH), chunk(""), chunk(None), chunk(LOW)], [("content", "😀")]),
         "in two kinds": (
             [
@@ -2511,7 +2513,7 @@ FIELD = b'{"detail": [{"type": "missing", "loc": ["body", "messages"], "msg": "F
         ),
         "error a text": (402, JSON, b'{"error": "Insufficient balance"}', ["Insufficient balance"]),
         "error beside others": (402, JSON, b'{"error": "No balance", "x": 1}', ["No balance"]),
-        "message": (403, JSON, b'{"code": 5, "message": "not enough"}', ["not enough"]),
+        "message": (403, JSON, b'{"code": 5, "message": "not enough"}', ["not enough", "key"]),
         "reason and message": (403, JSON, b'{"reason": "QUOTA", "message": "no"}', ["no"]),
         "detail a text": (401, JSON, b'{"detail": "Not authenticated"}', ["Not authenticated"]),
         "detail a list": (422, JSON, FIELD, ["messages", "Field required"]),
@@ -2821,6 +2823,7 @@ def trickle(piece):
         "comments from the start": ("stall", [head(), *trickle(PING)], ""),
         "events without data": ("stall", [*BEGUN, *trickle(b"event: ping\n\n")], "a"),
         "fragments of an event": ("stall", [*BEGUN, PART, *trickle(b"o")], "a"),
+        "comments in a length": ("stall", [head(content_length=9999), *trickle(PING)], ""),
         "lines of an event": ("stall", [*BEGUN, *trickle(b"data: \n")], "a"),
         "a stall shorter than idle": ("stall", [*BEGUN, HOLD], "a"),
     },
@@ -2833,6 +2836,7 @@ def test_silence_is_a_timeout(serve, phase, script, content):
     check_failed(outcome, Timeout, name, content=content)
     assert outcome.error.phase == phase
     assert isinstance(outcome.error, TimeoutError)
+    assert isinstance(outcome.error.__cause__, OSError)
     assert len(server.requests) == 1  # a timeout is not retried
 
 
@@ -3476,6 +3480,7 @@ def test_typewriter_plays_at_a_pace(serve):
 
 @pytest.mark.parametrize("cps", [0, -1, float("nan"), "80"])
 def test_typewriter_refuses_a_pace_that_is_none(cps):
+    cs.typewriter(cps=0.5)  # a slow one is none of them
     with pytest.raises((TypeError, ValueError)):
         cs.typewriter(cps=cps)
 
