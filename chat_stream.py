@@ -505,7 +505,8 @@ class _Call(web.HTTPHandler):
             gap = monotonic() - start
             self.silence += gap
             timing["reads"] += 1
-            timing["max_gap"] = max(gap, timing["max_gap"])
+            if gap > timing["max_gap"]:
+                timing.update(max_gap=gap)
             if read and record is not None:
                 record.write(read)
             yield read
@@ -613,7 +614,7 @@ class _Answer:
         self.first_delta: float | None = None  # when it came
 
     def deltas(self, chunks: Iterable[Any]) -> Iterator[Delta]:
-        had, seen = self.had_delta, self.seen
+        had, seen, halves, texts = self.had_delta, self.seen, self.halves, self.texts
         for chunk in chunks:
             try:  # the common chunk, one piece of content and no more, on the shortest path
                 (choice,) = chunk["choices"]
@@ -626,8 +627,8 @@ class _Answer:
                 common = name == "content" and known and not (other or new) and text.encode()
             except (AttributeError, KeyError, TypeError, ValueError):
                 common = False
-            if common and not self.halves:
-                self.texts["content", index, 0].write(text)
+            if common and not halves:
+                texts["content", index, 0].write(text)
                 yield _new_tuple(Delta, ("content", text, index, 0))
             else:
                 for part in _dicts(chunk):
