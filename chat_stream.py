@@ -478,7 +478,7 @@ class _Call(web.HTTPHandler):
             return
         # One byte may inflate to a thousand: feed it a few at a time.
         for piece in (read[at : at + 64] for read in reads for at in range(0, len(read), 64)):
-            while piece := piece.lstrip(b"\0") if member.eof else piece:  # zeros may pad it
+            while piece := piece.lstrip(b"\0") if member.eof else piece:  # zeros may pad a member
                 member = zlib.decompressobj(31) if member.eof else member
                 try:
                     yield member.decompress(piece)
@@ -510,7 +510,7 @@ class _Call(web.HTTPHandler):
             if read and record is not None:
                 record.write(read)
             yield read
-        if not (read or cause) and self.reply.length:  # read1 does not tell
+        if not (read or cause) and self.reply.length:  # it is short; read1 does not tell
             cause = http.client.IncompleteRead(b"", self.reply.length)
         if read or (isinstance(cause, socket.timeout) and not cause.errno):
             phase = "stall" if read or stall_timeout < idle_timeout else "idle"
